@@ -1,4 +1,4 @@
-"""What a task hands to the driver of its changes, and what uploading them cost; pure."""
+"""The changes that a task sends to the driver, and the cost of uploading them; pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["TaskChanges", "UploadTotals", "only_parts"]
 
 @dataclass(frozen=True)
 class UploadTotals:
-    """What uploads cost; they add up.
+    """The cost of uploads; it adds up.
 
     Attributes:
         uploads: objects.
         attempts: begun for them.
         bytes: of the objects.
-        wait_ms: waited for room below the bound on bytes in flight.
+        wait_ms: time spent waiting for room below the bound on bytes in flight.
         left_behind: objects of late or failed attempts that could not be deleted: garbage.
     """
 
@@ -40,11 +40,11 @@ class UploadTotals:
 
 @dataclass(frozen=True)
 class TaskChanges:
-    """The changes of one attempt of one task, as they ride in its acknowledgement.
+    """The changes of one attempt of one task, as its acknowledgement carries them.
 
     Attributes:
-        inline: `inline[i]` are the bytes of `parts[i]`, or empty if the part lies in an object that the task uploaded.
-        uploads: what uploading that object cost.
+        inline: `inline[i]` are the bytes of `parts[i]`, or empty if the part is in an object that the task uploaded.
+        uploads: the cost of uploading that object.
     """
 
     parts: tuple[PartEntry, ...] = ()
@@ -61,7 +61,7 @@ class TaskChanges:
 
 
 def only_parts(changes: Sequence[TaskChanges], digests: Collection[str]) -> list[TaskChanges]:
-    """The changes without the parts of other digests."""
+    """Return the changes without the parts of other digests."""
     kept = []
     for task in changes:
         pairs = [(part, body) for part, body in zip(task.parts, task.inline, strict=True) if part.digest in digests]

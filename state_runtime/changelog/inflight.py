@@ -1,13 +1,13 @@
 """In-flight rows: input of an operator that an epoch read and did not process; values, pure.
 
-    pass        what one epoch read for one operator and is not done with
+    pass        the rows that one epoch read for one operator and that are not all done
       parts     the rows, sorted by key hash and place in the input; written once, in segments
-      left      which ranges of hashes are still to be done, and about how many rows and bytes they have
+      left      the ranges of hashes that are still to be done, with about how many rows and bytes they have
 
-A shard goes through a pass in order of the hashes and through passes in the order in which they were read. What it is
-done with moves the lower end of its range; the part stays as it is, in the segment in which it lies, and is named until
-no range meets it any more. So a row is written once, however many snapshots carry it, and a rescale cuts ranges and
-moves nothing. See docs/design/0031-in-flight-rows.md.
+A shard processes a pass in order of the hashes, and passes in the order in which they were read. Progress moves the
+lower end of its range. The part stays unchanged in its segment, and is named until it overlaps no range any more. So a
+row is written once, however many snapshots carry it, and a rescale cuts ranges and moves no data. See
+docs/design/0031-in-flight-rows.md.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["InflightPass", "RowsLeft", "RowsPart", "check_passes", "cut_by_shard
 
 @dataclass(frozen=True)
 class RowsLeft:
-    """Rows of a pass that are to be done.
+    """Rows of a pass that are still to be done.
 
     Attributes:
         hash_low, hash_high: closed range of their key hashes.
-        rows, bytes: how many, and how large in memory; estimated after a range was cut.
+        rows, bytes: their number, and their size in memory; estimated after a range was cut.
     """
 
     hash_low: int
@@ -40,10 +40,10 @@ class RowsLeft:
 
 @dataclass(frozen=True)
 class RowsPart:
-    """Where a part of a pass lies.
+    """The place of a part of a pass.
 
     Attributes:
-        segment: path of the segment whose index names the part; empty for the segment that this is written in.
+        segment: path of the segment whose index names the part; empty for the segment that is being written.
         part: `part.path` is the object that holds it, empty for the segment itself.
     """
 
@@ -58,15 +58,15 @@ class RowsPart:
 
 @dataclass(frozen=True)
 class InflightPass:
-    """What one epoch read for one operator and is not done with.
+    """The rows that one epoch read for one operator and that are not all done.
 
     Attributes:
         operator: uid.
         epoch: that read the rows; passes are done in this order.
         read_at_ms: its batch time.
-        layout: of the rows: the columns that the operator read then.
-        parts: in order of hash. Of a hash with very many rows several parts hold some each, in order of their places.
-        left: ascending, none meets another.
+        layout: the columns that the operator read then.
+        parts: in order of hash. The rows of a hash may be spread over several parts, in order of their places.
+        left: ascending, without overlaps.
     """
 
     operator: str
@@ -85,11 +85,11 @@ class InflightPass:
         return sum(left.bytes for left in self.left)
 
     def after(self, low: int, high: int, left: Iterable[RowsLeft]) -> InflightPass:
-        """After a shard went on with it.
+        """Return the pass after a shard continued it.
 
         Args:
-            low, high: the shard's closed range; of a pass that was `cut_by_shards` no range leaves it.
-            left: what the shard left of it.
+            low, high: the shard's closed range; all ranges of a pass that was `cut_by_shards` are inside or outside.
+            left: the ranges that the shard left.
         """
         others = [r for r in self.left if r.hash_high < low or r.hash_low > high]
         ranges = tuple(sorted((*others, *left), key=lambda r: r.hash_low))
@@ -97,14 +97,14 @@ class InflightPass:
 
 
 def _meeting(parts: Sequence[RowsPart], left: Sequence[RowsLeft]) -> tuple[RowsPart, ...]:
-    """The parts that ranges in ascending order meet."""
+    """Return the parts that overlap ranges in ascending order."""
     return tuple(
         p for p in parts if any(r.hash_low <= p.part.hash_high and p.part.hash_low <= r.hash_high for r in left)
     )
 
 
 def cut_by_shards(passed: InflightPass, parallelism: int) -> InflightPass:
-    """The same pass with ranges that each lie in one shard of a parallelism."""
+    """Return the same pass with ranges that each belong to one shard of a parallelism."""
     cut: list[RowsLeft] = []
     for left in passed.left:
         first, last = (shard_of_hash(h, parallelism) for h in (left.hash_low, left.hash_high))
@@ -121,12 +121,12 @@ def cut_by_shards(passed: InflightPass, parallelism: int) -> InflightPass:
 
 
 def left_of_shard(passed: InflightPass, low: int, high: int) -> tuple[RowsLeft, ...]:
-    """The ranges of a pass that lie in a shard's closed range."""
+    """Return the ranges of a pass in a shard's closed range."""
     return tuple(r for r in passed.left if low <= r.hash_low and r.hash_high <= high)
 
 
 def check_passes(passes: Sequence[InflightPass], where: str) -> None:
-    """What readers of passes count on.
+    """Check what readers of passes rely on.
 
     Raises:
         CorruptSegment: ranges or parts are out of order, or of another kind.

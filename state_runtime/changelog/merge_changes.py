@@ -1,8 +1,9 @@
-"""Folding the changes of several epochs before they are written once: of a row that changed in each, one change is
-left; pure.
+"""Folding the changes of several epochs before they are written once: a row that changed in each keeps only its last
+change; pure.
 
-With a checkpoint interval this is where repeated updates of a key cost nothing on the primary store. Changes that a
-task uploaded itself are written already; they keep their place in the order of age, and are never folded across.
+With a checkpoint interval, repeated updates of a key therefore cost nothing on the primary store. Changes that a task
+uploaded itself are written already. They keep their place in the order of age, and changes are never folded across
+them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _Run = list[tuple[PartEntry, bytes]]
 
 
 def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4") -> list[TaskChanges]:
-    """The same changes, with consecutive inline parts of one operator, state and shard folded to one.
+    """Return the same changes, with consecutive inline parts of one operator, state and shard folded to one.
 
-    Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as
-    it is, with the digest that its task took.
+    Tombstones and clear markers stay: they hide rows older than all of these. A single part is passed on unchanged,
+    with the digest that its task computed.
 
     Args:
         changes: in order of age, of one run (shards do not change within it).
-        compression: of what is folded.
+        compression: of folded parts.
 
     Raises:
         CorruptSegment: a part is not what its task acknowledged.
@@ -47,7 +48,7 @@ def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4
             key = (part.kind, part.operator, part.state, part.hash_low, part.hash_high)
             run = open_runs.get(key)
             if part.path:
-                # Uploaded already. What follows is younger than it, so it must not be moved before it.
+                # Uploaded already. Later parts are younger, so they must not be moved before it.
                 open_runs.pop(key, None)
                 runs.append([(part, body)])
             elif run is not None and sum(p.raw_bytes + 1 for p, _ in run) + part.raw_bytes <= _RAW_BYTES_MAX:

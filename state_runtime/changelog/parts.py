@@ -1,8 +1,8 @@
-"""Parts of the changelog: what is in one, and how it is encoded and checked; pure.
+"""Parts of the changelog: their content, encoding and checks; pure.
 
-A *part* is what one attempt of one task changed in one state (sorted by key hash, each key once, tombstones included),
-or rows that it read and did not process, or lines of a source's log. It lies in a segment, or in an object that the
-task uploaded and a segment's index names (changelog/segment.py).
+A *part* has the changes of one attempt of one task in one state (sorted by key hash, each key once, tombstones
+included), or rows that it read and did not process, or lines of a source's log. It is stored in a segment, or in an
+object that the task uploaded and a segment's index names (changelog/segment.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from state_runtime.state.table import check_names
 
 __all__ = ["PartEntry", "decode_lines", "decode_part", "encode_lines", "encode_part", "name_of_part", "sha256"]
 
-# Buffers are padded, and a slice may carry some of its neighbours: what a part grows to is checked roughly.
+# Buffers are padded, and a slice may carry some of its neighbours: the decoded size of a part is checked roughly.
 _SLACK_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)
 class PartEntry:
-    """Where one part is and what it holds.
+    """The place and the content of one part.
 
     Attributes:
         kind: "state" (an Arrow IPC stream), "rows" (another one, of in-flight rows), or "source" (lines of a source's
@@ -38,7 +38,8 @@ class PartEntry:
         path: object that holds the part, below the job root; empty: the segment itself.
         hash_low, hash_high: closed range of key hashes of the shard that wrote it; of in-flight rows the least and the
             greatest hash.
-        raw_bytes: size when decoded; a reader checks it against its bound, and the part against it, before it decodes.
+        raw_bytes: decoded size. Before it decodes, a reader checks this number against its bound, and the part against
+            this number.
     """
 
     kind: Literal["state", "rows", "source"]
@@ -55,12 +56,12 @@ class PartEntry:
 
 
 def sha256(data: bytes | pa.Buffer | memoryview) -> str:
-    """Hexadecimal SHA-256."""
+    """Return the hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def encode_part(batch: pa.RecordBatch, compression: Compression = "lz4") -> pa.Buffer:
-    """A state batch as an Arrow IPC stream; readers see from the stream how its buffers are compressed."""
+    """Encode a state batch as an Arrow IPC stream; the stream says how its buffers are compressed."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -72,7 +73,7 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
     """Check a part's digest and decode it.
 
     Raises:
-        CorruptSegment: altered, or not what the index says.
+        CorruptSegment: altered, or different from the index.
     """
     _check_digest(data, part, where)
     try:
@@ -82,7 +83,7 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
         batches = list(pa.ipc.open_stream(data))
         for batch in batches:
             check_names(batch.schema)
-            # Offsets and texts that Arrow believes until somebody follows them out of the buffer.
+            # Check offsets and texts: Arrow trusts them until a reader follows them out of the buffer.
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise CorruptSegment(
@@ -96,9 +97,9 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
 
 
 def _decoded_bytes(data: bytes | pa.Buffer) -> int:
-    """What the buffers of an Arrow IPC stream say that they decompress to: known before memory is taken for it.
+    """Return the declared decompressed size of an Arrow IPC stream's buffers, before memory is allocated for it.
 
-    Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked
+    Arrow trusts the size in front of each compressed buffer, and pyarrow does not expose it, so the buffers are looked
     up in the message's flatbuffer (Arrow's format specification: Message.fbs).
 
     Raises:
@@ -123,7 +124,7 @@ def _decoded_bytes(data: bytes | pa.Buffer) -> int:
             size = length
             if compressed and length:
                 (size,) = struct.unpack_from("<q", body, offset)
-                size = length if size == -1 else size  # -1: did not get smaller, is stored as it was
+                size = length if size == -1 else size  # -1: did not get smaller, is stored uncompressed
             if min(offset, length, size) < 0:
                 raise ValueError("a buffer of a negative size")
             total += size
@@ -131,7 +132,7 @@ def _decoded_bytes(data: bytes | pa.Buffer) -> int:
 
 
 def _field(meta: memoryview, table: int, number: int) -> int:
-    """Position of a field of a flatbuffer table; 0 if the table does not have it."""
+    """Return the position of a field of a flatbuffer table; 0 if the table does not have it."""
     (back,) = struct.unpack_from("<i", meta, table)
     (vtable_bytes,) = struct.unpack_from("<H", meta, table - back)
     slot = 4 + 2 * number
@@ -140,13 +141,13 @@ def _field(meta: memoryview, table: int, number: int) -> int:
 
 
 def encode_lines(lines: Sequence[str]) -> bytes:
-    """Lines of a source's log, compressed."""
+    """Encode lines of a source's log, compressed."""
     body: bytes = pa.compress("\n".join(lines).encode(), codec="zstd", asbytes=True)
     return body
 
 
 def decode_lines(data: bytes, part: PartEntry, where: str) -> list[str]:
-    """The inverse of `encode_lines`, checked."""
+    """Decode and check lines: the inverse of `encode_lines`."""
     _check_digest(data, part, where)
     try:
         text = pa.decompress(data, decompressed_size=part.raw_bytes, codec="zstd", asbytes=True).decode()
@@ -170,7 +171,7 @@ def _check_digest(data: bytes | pa.Buffer, part: PartEntry, where: str) -> None:
 
 
 def name_of_part(part: PartEntry) -> str:
-    """A part, in messages."""
+    """Return the name of a part for messages."""
     if part.kind == "rows":
         hashes = f"hashes {part.hash_low:016x} to {part.hash_high:016x}"
         return f"a part of the in-flight rows of operator {part.operator!r}, {hashes},"

@@ -1,8 +1,8 @@
-"""A task's parts on their way to the primary store: encoded one after the other, the large ones uploaded as they come.
+"""Writing a task's parts to the primary store: encoded one after the other, large ones uploaded at once.
 
-Parts that are small together ride in the task's acknowledgement. What is more leaves in objects of the task's own,
-several parts to an object, and each upload begins as soon as its object is full: so little is left to be sent when the
-task is done (FLIP-158's pre-emptive upload).
+If all parts together are small, the task's acknowledgement carries them. Otherwise they are uploaded in objects of the
+task, several parts to an object, and each upload begins as soon as its object is full. So little is left to send when
+the task is done (FLIP-158's pre-emptive upload).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OBJECT_BYTES = 16 * MIB
 
 @dataclass(frozen=True)
 class WrittenParts:
-    """Parts, of which the large ones are still on their way. Life cycle: made by `PartsWriter.finish` → `result` once,
+    """Parts, of which the large ones may still be uploading. Life cycle: made by `PartsWriter.finish` → `result` once,
     or `abandon`.
 
     Attributes:
-        objects: of each part the number of the upload whose object it goes to; none if all ride in the acknowledgement.
-        inline: the bodies of the parts then.
+        objects: for each part the number of the upload of its object; empty if the acknowledgement carries all parts.
+        inline: the bodies of the parts in that case.
     """
 
     parts: tuple[PartEntry, ...]
@@ -47,7 +47,7 @@ class WrittenParts:
         """Wait for the uploads.
 
         Raises:
-            StoreUnavailable: one failed; the epoch fails and is run again.
+            StoreUnavailable: an upload failed; the epoch fails and is run again.
         """
         if not self.uploads:
             return TaskChanges(self.parts, self.inline)
@@ -56,20 +56,20 @@ class WrittenParts:
         return TaskChanges(placed, (b"",) * len(placed), sum((u.totals for u in self.uploads), UploadTotals()))
 
     def abandon(self) -> None:
-        """The task fails for another reason: what was uploaded is deleted."""
+        """Delete the uploaded objects: the task fails for another reason."""
         for upload in self.uploads:
             upload.abandon()
 
 
 class PartsWriter:
-    """Encodes parts and sends them on.
+    """Encodes and uploads parts.
 
     Life cycle: `add` in order of age, or of hash → `finish`, or `abandon` on the way.
 
     Args:
         root: opens the job root; only called for an upload.
-        name: begins the names of its objects.
-        on_part: is given each part with its bytes, which are not held here longer than their upload takes.
+        name: prefix of the names of its objects.
+        on_part: is called with each part and its bytes, which are held here no longer than their upload takes.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PartsWriter:
         self._parts: list[PartEntry] = []
         self._objects: list[int] = []
         self._uploads: list[Upload] = []
-        self._waiting: list[pa.Buffer] = []  # of the last parts, which are in no object yet
+        self._waiting: list[pa.Buffer] = []  # bodies of the last parts, which are in no object yet
         self._waiting_bytes = 0
 
     def add(
@@ -104,7 +104,7 @@ class PartsWriter:
         batch: pa.RecordBatch,
         hash_range: tuple[int, int],
     ) -> None:
-        """One more part.
+        """Add one more part.
 
         Args:
             batch: sorted, with at least one row.
@@ -135,7 +135,7 @@ class PartsWriter:
             self._upload()
 
     def finish(self) -> WrittenParts:
-        """Begin the last upload, unless all of it is small enough to ride along.
+        """Begin the last upload, unless all parts together are small enough for the acknowledgement.
 
         Raises:
             StoreUnavailable: see `add`.

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def read_index(root: Store, segment: SegmentEntry, job_uids: Collection[str]) -> SegmentIndex:
-    """The index of a segment: one range read, checked.
+    """Read and check the index of a segment: one range read.
 
     Args:
         job_uids: jobs that may have written it (`Manifest.job_uids`).
@@ -44,8 +44,8 @@ def read_index(root: Store, segment: SegmentEntry, job_uids: Collection[str]) ->
 
 
 def read_passes(root: Store, manifest: Manifest) -> tuple[InflightPass, ...]:
-    """The rows in flight of a snapshot, as its listing has them: one range read; none if none are. Each part says in
-    which segment it lies.
+    """Read the rows in flight of a snapshot, from its listing: one range read; empty without such rows. Each part names
+    its segment.
 
     Raises:
         MissingFile, CorruptSegment: the listing cannot be trusted. StoreUnavailable: try again.
@@ -71,10 +71,10 @@ def _located(part: RowsPart, listing: str) -> RowsPart:
 
 
 def index_range(segment: SegmentEntry) -> tuple[int, int]:
-    """Where the index of a segment lies in it: offset and length.
+    """Return the offset and length of a segment's index.
 
     Raises:
-        CorruptSegment: the manifest's numbers cannot be.
+        CorruptSegment: the manifest's numbers are impossible.
     """
     if segment.index_bytes > min(segment.bytes, SEGMENT_INDEX_BYTES_MAX):
         raise CorruptSegment(f"the manifest gives {segment.path} an index larger than itself")
@@ -82,7 +82,7 @@ def index_range(segment: SegmentEntry) -> tuple[int, int]:
 
 
 def check_index(segment: SegmentEntry, tail: bytes, job_uids: Collection[str]) -> SegmentIndex:
-    """The index of a segment from its tail, checked.
+    """Decode and check the index of a segment from its tail.
 
     Raises:
         CorruptSegment: see `read_index`.
@@ -97,10 +97,10 @@ def check_index(segment: SegmentEntry, tail: bytes, job_uids: Collection[str]) -
 
 
 def fetch_part(root: Store, segment_path: str, part: PartEntry) -> pa.RecordBatch:
-    """One part of a segment: a range read, checked by digest, sorted as it must be, in the columns of its time.
+    """Read one part of a segment: a range read, with digest and order checked, in the columns that it was written with.
 
     Raises:
-        MissingFile, CorruptSegment: the file is not what the manifest says.
+        MissingFile, CorruptSegment: the file differs from the manifest.
     """
     path = part.path or segment_path
     batch = decode_part(_range(root, path, part.offset, part.length), part, path)
@@ -108,10 +108,10 @@ def fetch_part(root: Store, segment_path: str, part: PartEntry) -> pa.RecordBatc
 
 
 def read_table(root: Store, table: TableEntry) -> pa.RecordBatch:
-    """A state table file, checked against its manifest entry and sorted as it must be.
+    """Read a state table file, checked against its manifest entry and for its order.
 
     Raises:
-        MissingFile, CorruptSegment: the file is not what the manifest says.
+        MissingFile, CorruptSegment: the file differs from the manifest.
     """
     data = _whole(root, FileEntry(table.path, table.bytes, table.digest))
     try:
@@ -130,10 +130,10 @@ def read_table(root: Store, table: TableEntry) -> pa.RecordBatch:
 
 
 def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
-    """Before memory is taken for it.
+    """Check the size of a table before memory is allocated for it.
 
     Raises:
-        ValueError: the file says that it is larger than it can be.
+        ValueError: the file declares a larger size than it can have.
     """
     size = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
     if metadata.num_rows != table.rows or not 0 <= size <= PART_BYTES_MAX:
@@ -143,10 +143,10 @@ def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
 
 
 def stream_source_log(root: Store, manifest: Manifest, source: int) -> Iterator[str]:
-    """A source's log of seen files, oldest first: texts of one or more lines, as they are stored.
+    """Yield a source's log of seen files, oldest first: texts of one or more lines, as stored.
 
     Raises:
-        MissingFile, CorruptSegment: a file is not what the manifest says. StoreUnavailable: try again.
+        MissingFile, CorruptSegment: a file differs from the manifest. StoreUnavailable: try again.
     """
     for layer in manifest.layers:
         for entry in layer.source_logs:

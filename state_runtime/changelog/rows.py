@@ -1,4 +1,4 @@
-"""In-flight rows as parts of the changelog: their columns, how they are written, and what a reader checks.
+"""In-flight rows as parts of the changelog: their columns, their encoding, and the checks of a reader.
 
 A part is one Arrow IPC stream of one batch, sorted by (key_hash, place):
 
@@ -34,11 +34,11 @@ __all__ = [
 HASH, PLACE, ROW = "key_hash", "place", "row."
 
 ROWS_PART_BYTES = 8 * MIB
-"""In memory, about: a reader holds one part of a pass at a time."""
+"""Approximate size in memory: a reader holds one part of a pass at a time."""
 
 
 def rows_batch(hashes: Hashes, places: Positions, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows in flight, in the columns in which they are stored.
+    """Return rows in flight in the columns in which they are stored.
 
     Args:
         hashes: unsigned, one per row.
@@ -53,7 +53,7 @@ def _stored(rows: pa.Schema) -> pa.Schema:
 
 
 def rows_schema(stored: pa.Schema, where: str) -> pa.Schema:
-    """The operator's input columns of a part.
+    """Return the operator's input columns of a part.
 
     Raises:
         CorruptSegment: these are not the columns of in-flight rows.
@@ -65,12 +65,12 @@ def rows_schema(stored: pa.Schema, where: str) -> pa.Schema:
 
 
 def encode_columns(rows: pa.Schema) -> str:
-    """Input columns as text."""
+    """Encode input columns as text."""
     return base64.b64encode(rows.remove_metadata().serialize().to_pybytes()).decode()
 
 
 def decode_columns(text: str, where: str) -> pa.Schema:
-    """The inverse of `encode_columns`.
+    """Decode input columns: the inverse of `encode_columns`.
 
     Raises:
         CorruptSegment: it is no schema.
@@ -84,10 +84,10 @@ def decode_columns(text: str, where: str) -> pa.Schema:
 
 
 def misfit(stored: pa.Schema, wanted: pa.Schema) -> str:
-    """Why rows of some columns cannot be read as those of others; empty if they can.
+    """Return why rows of some columns cannot be read as those of others; empty if they can.
 
-    By the rules of state: columns may be added (null in what is stored), dropped, reordered and widened. Time zones are
-    how a session shows times, and no difference.
+    The rules are those of state: columns may be added (null in stored rows), dropped, reordered and widened. Time zones
+    only change how a session shows times, and make no difference.
     """
     for field_ in wanted:
         at = stored.get_field_index(field_.name)
@@ -97,7 +97,7 @@ def misfit(stored: pa.Schema, wanted: pa.Schema) -> str:
 
 
 def fit_rows(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """Rows in the columns that their operator reads now; see `misfit`."""
+    """Convert rows to the columns that their operator reads now; see `misfit`."""
     if rows.schema.equals(wanted):
         return rows
     columns = []
@@ -115,7 +115,7 @@ def fit_rows(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _anywhere(data_type: pa.DataType) -> pa.DataType:
-    """A type without the zones in which a session shows times, also inside of it."""
+    """Return a type without the zones in which a session shows times, also in nested types."""
     if pa.types.is_timestamp(data_type) and data_type.tz is not None:
         return pa.timestamp(data_type.unit, "UTC")
     if pa.types.is_struct(data_type):
@@ -128,10 +128,10 @@ def _anywhere(data_type: pa.DataType) -> pa.DataType:
 
 
 def decode_rows(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.RecordBatch:
-    """A part in the columns in which it is stored: its digest compared, and sorted as it must be.
+    """Decode a part in its stored columns, with digest and order checked.
 
     Raises:
-        CorruptSegment: altered, or not what the index says.
+        CorruptSegment: altered, or different from the index.
     """
     batch = decode_part(data, part, where)
     rows_schema(batch.schema, where)

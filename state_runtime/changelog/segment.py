@@ -6,9 +6,9 @@
     index                         JSON, compressed by zstd; see `SegmentIndex`
     footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
 
-A *part* is what one attempt of one task changed in one state: sorted by key hash, each key once, tombstones included.
-Small parts lie in the segment itself; a task with large changes uploads an object of its own, which only the index
-names. So the manifest has one entry an epoch, whatever the parallelism. Every part has its own digest and length:
+A *part* has the changes of one attempt of one task in one state: sorted by key hash, each key once, tombstones
+included. Small parts are stored in the segment itself. A task with large changes uploads a separate object, which only
+the index names. So the manifest has one entry an epoch, for any parallelism. Every part has its own digest and length:
 a restore reads exactly the ranges that it needs and checks each.
 """
 
@@ -45,14 +45,14 @@ FOOTER_BYTES = 8 + 32 + len(_MAGIC)
 
 @dataclass(frozen=True)
 class SegmentIndex:
-    """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log.
+    """The content of a segment; `job_uid` and `snapshot_id` bind it to its place in the log.
 
-    `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and
-    overlapping range are in it, the later hides the earlier.
+    `parts` are in order of age. A segment may hold several epochs: if it has two parts of one operator, state and
+    overlapping range, the later hides the earlier.
 
     Attributes:
         passes: all rows that were in flight when the segment was written, in the order in which operators do them, with
-            those that lie in earlier segments. Segments without are as they were before there were any.
+            those stored in earlier segments. Segments without such rows have the same format as before they existed.
     """
 
     job_uid: str
@@ -66,9 +66,9 @@ def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, 
 
     Args:
         index: entries with an empty `path` are inline, in the order of `inline`; their offsets are filled in here. The
-            digest that the task took of a part stays, so that a part which was altered on its way here is found by
-            whoever reads it; it is not hashed again.
-            Parts of passes that lie in the segment itself are found among them by their digest.
+            digest that the task computed of a part stays and is not computed again, so that a reader finds a part that
+            was altered on its way here.
+            Parts of passes in the segment itself are found among them by their digest.
         inline: the bytes of the inline parts.
 
     Returns:
@@ -88,8 +88,7 @@ def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, 
 
 
 def placed_parts(parts: Iterable[PartEntry]) -> tuple[PartEntry, ...]:
-    """Parts of known length in the order in which a segment names them, with the offsets that the inline ones have in
-    it."""
+    """Return parts of known length in the order in which a segment names them, with the offsets of the inline ones."""
     offset = len(_MAGIC)
     placed: list[PartEntry] = []
     for part in parts:
@@ -104,13 +103,13 @@ def _measured(part: PartEntry, body: bytes) -> PartEntry:
 
 
 def _placed(passed: InflightPass, placed: Mapping[str, PartEntry]) -> InflightPass:
-    """With the places of those parts that are in the segment that is being built."""
+    """Return the pass with the places of those parts that are in the segment that is being built."""
     parts = (p if p.segment else RowsPart("", placed[p.part.digest]) for p in passed.parts)
     return dataclasses.replace(passed, parts=tuple(parts))
 
 
 def decode_index(tail: bytes, where: str) -> SegmentIndex:
-    """Parse a segment's tail (index and footer), checked.
+    """Parse and check a segment's tail (index and footer).
 
     Raises:
         CorruptSegment: truncated, altered, or out of bounds.
@@ -157,6 +156,6 @@ def _check_part(part: PartEntry, where: str) -> None:
         or not 0 <= part.offset < 1 << 62
         or not 0 <= part.hash_low <= part.hash_high
         or part.rows < 0
-        or (part.kind == "rows" and not _DIGEST.match(part.digest))  # it names a file on hosts
+        or (part.kind == "rows" and not _DIGEST.match(part.digest))  # the digest names a file on hosts
     ):
         raise CorruptSegment(f"{where}: {name_of_part(part)} is out of bounds. {RESTORE_OR_GO_BACK}")

@@ -1,4 +1,4 @@
-"""The state at a snapshot: what of its segments and tables counts for a reader, and in which order; pure.
+"""The state at a snapshot: which of its segments and tables count for a reader, and in which order; pure.
 
 From new to old, the state of an operator is
 
@@ -8,9 +8,9 @@ From new to old, the state of an operator is
         tables
     files of shards     where the changelog is or was off (read by `restore/uploaded_files.py`)
 
-Whoever reads state goes through it here: queries, exports, restores and materialization. They differ in how they fetch
-what is found. All of them pass over what is older than its operator or its state (`since`), and what is left of states
-that were dropped. A state that its operator does not have and that nobody dropped is damage; it is never passed over.
+All readers of state use this module: queries, exports, restores and materialization. They differ in how they fetch the
+objects. All of them skip rows older than their operator or their state (`since`), and rows of dropped states. A state
+that its operator does not have and that was not dropped is damage; it is never skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StoredPart:
 
     @property
     def hash_range(self) -> tuple[int, int]:
-        """Closed."""
+        """The closed hash range of the part."""
         return self.part.hash_low, self.part.hash_high
 
 
@@ -79,12 +79,12 @@ class StoredTable:
 
     @property
     def hash_range(self) -> tuple[int, int]:
-        """Closed."""
+        """The closed hash range of the table."""
         return self.table.hash_low, self.table.hash_high
 
 
 class SnapshotState:
-    """What a snapshot stores of some operators' states. Reads nothing: indexes of segments are handed in.
+    """The stored states of some operators in a snapshot. Reads nothing: indexes of segments are passed in.
 
     Args:
         operators: the descriptions to read by; None: those of the manifest.
@@ -105,7 +105,7 @@ class SnapshotState:
         self._since = {(o.uid, s.name): max(o.since, s.since) for o in described for s in o.states}
 
     def segments(self, newer_than: int = -1) -> list[SegmentEntry]:
-        """The segments that may hold state of the operators, newest first.
+        """Return the segments that may hold state of the operators, newest first.
 
         Args:
             newer_than: only those of newer snapshots.
@@ -118,7 +118,7 @@ class SnapshotState:
     def parts(
         self, segment: SegmentEntry, index: SegmentIndex, low: int = 0, high: int = HASH_MAX
     ) -> Iterator[StoredPart]:
-        """The parts of a segment that count and overlap a closed range of hashes, newest first.
+        """Yield the parts of a segment that count and overlap a closed range of hashes, newest first.
 
         Raises:
             CorruptSegment: a part of a state that its operator does not have and did not drop.
@@ -129,7 +129,7 @@ class SnapshotState:
                 yield stored
 
     def tables(self, low: int = 0, high: int = HASH_MAX) -> Iterator[StoredTable]:
-        """The tables that count and overlap a closed range of hashes: the layers from the newest to the base.
+        """Yield the tables that count and overlap a closed range of hashes: the layers from the newest to the base.
 
         Raises:
             CorruptSegment: a table of a state that its operator does not have and did not drop.
@@ -143,7 +143,7 @@ class SnapshotState:
     def _counts(self, uid: str, stored: StoredPart | StoredTable, low: int, high: int) -> bool:
         operator = self._operators.get(uid)
         if operator is None:
-            return False  # of another operator, or of one that was given up
+            return False  # of another operator, or of a removed one
         first, last = stored.hash_range
         if not 0 <= first <= last <= HASH_MAX:
             raise CorruptSegment(f"{stored.path} is named for a hash range that cannot be")

@@ -1,7 +1,7 @@
 """The log of files that a source has seen, on the store: streamed, one bounded object after the other.
 
-It grows with the input for as long as the job lives, so nobody holds all of it in memory: readers get texts of one or
-more lines, and writers cut what they write into objects that a reader accepts.
+It grows with the input for as long as the job lives, so it is never all in memory: readers get texts of one or more
+lines, and writers cut their lines into objects that a reader accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["cut_lines", "joined_texts", "source_log_path"]
 
 
 def source_log_path(snapshot_id: int, writer: str, number: int, source: int) -> str:
-    """Where a file of the log lies.
+    """Return the path of a file of the log.
 
     Args:
         number: counts the files of one source that a writer writes for one snapshot.
@@ -24,9 +24,9 @@ def source_log_path(snapshot_id: int, writer: str, number: int, source: int) -> 
 
 
 def joined_texts(texts: Iterable[str], bytes_max: int = SOURCE_LOG_PART_BYTES_MAX) -> Iterator[bytes]:
-    """The bodies of the files that hold these texts, in order.
+    """Yield the bodies of the files that hold these texts, in order.
 
-    None is larger than `bytes_max` but for one that is a single text.
+    A body is larger than `bytes_max` only if it is a single text.
 
     Args:
         texts: one or more lines each.
@@ -45,11 +45,11 @@ def joined_texts(texts: Iterable[str], bytes_max: int = SOURCE_LOG_PART_BYTES_MA
 
 
 def cut_lines(lines: Iterable[str], bytes_max: int = SOURCE_LOG_PART_BYTES_MAX) -> Iterator[list[str]]:
-    """The lines in order, in groups of about as many bytes at most as given."""
+    """Yield the lines in order, in groups of about `bytes_max` bytes at most."""
     group: list[str] = []
     size = 0
     for line in lines:
-        # A character has four bytes at most; counting them is cheaper than encoding each line.
+        # A character has at most four bytes; counting them is cheaper than encoding each line.
         if group and size + 4 * len(line) > bytes_max:
             yield group
             group, size = [], 0

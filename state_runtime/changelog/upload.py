@@ -1,22 +1,21 @@
 """Uploads that do not wait for one slow request: hedged attempts, first success wins, bytes in flight bounded.
 
-One request in a thousand to an object store takes seconds, and a checkpoint waits for all of its own; so an attempt
-that has taken longer than its timeout is not given up, it gets a rival (Dean and Barroso, "The Tail at Scale", hedged
-requests; Flink's RetryingExecutor, FLIP-158). The rules:
+One request in a thousand to an object store takes seconds, and a checkpoint waits for all of its requests. So an
+attempt that has taken longer than its timeout is not abandoned, but gets a rival (Dean and Barroso, "The Tail at
+Scale", hedged requests; Flink's RetryingExecutor, FLIP-158). The rules:
 
-- Every attempt writes an object of a name of its own. The first to succeed is the upload; its name is what the
-changelog names.
-- An attempt that fails in a way that may pass starts the next one at once; one that the store refused fails the upload
-at once.
-- An attempt that ends after the upload was decided deletes its own object. What a crash leaves is garbage that nothing
-names.
-- `attempts_max × timeout` starts them all; the upload as a whole fails at its deadline, which is never shorter than
-that.
-- The bytes of all uploads of a process are bounded, hanging attempts included: whoever would exceed the bound waits,
-  the time is counted, and after the deadline the wait ends with an error that says so.
+- Every attempt writes an object with a unique name. The first to succeed is the upload; the changelog names its object.
+- An attempt that fails for a transient reason starts the next one at once. An attempt that the store refused fails the
+  upload at once.
+- An attempt that ends after the upload was decided deletes its own object. Objects that a crash leaves are garbage:
+  nothing names them.
+- All attempts have started after `attempts_max × timeout`. The upload as a whole fails at its deadline, which is never
+  shorter than that.
+- The bytes of all uploads of a process are bounded, hanging attempts included. An upload that would exceed the bound
+  waits, the time is counted, and after the deadline the wait ends with an error that says so.
 
-The logic only reacts to events (an attempt ended, a timer rang); what runs them is an `Attempts`: threads here, virtual
-time in the tests, which so replay every schedule from its seed.
+The logic only reacts to events (an attempt ended, a timer fired). An `Attempts` runs them: threads here, virtual time
+in the tests, which can replay every schedule from its seed.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class Attempts(Protocol):
-    """Runs attempts and timers, and lets a caller wait for what they bring about."""
+    """Runs attempts and timers, and lets a caller wait for their results."""
 
     @property
     def lock(self) -> threading.Condition:
-        """Guards all state of an uploader; notified when something changed."""
+        """The lock that guards all state of an uploader; notified when something changed."""
         ...
 
     def start(self, call: Callable[[], None]) -> None:
-        """Run `call` elsewhere, soon."""
+        """Run `call` on another thread, soon."""
         ...
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Run `call` elsewhere once `delay_s` has gone by. Returns what cancels it."""
+        """Run `call` on another thread once `delay_s` has passed. Return a function that cancels it."""
         ...
 
     def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait, with the lock held, until `until()`; False if the time is up before."""
+        """Wait, with the lock held, until `until()`; return False if the time is up before."""
         ...
 
 
@@ -90,14 +89,14 @@ class Uploader:
         self._untaken = UploadTotals()
 
     def take(self) -> UploadTotals:
-        """What uploads cost since this was last asked."""
+        """Return the cost of uploads since the last call."""
         with self.run.lock:
             taken, self._untaken = self._untaken, UploadTotals()
             return taken
 
     @property
     def totals(self) -> UploadTotals:
-        """Of all uploads since the process began; attempts that are still late are not counted as left behind yet."""
+        """Cost of all uploads since the process began; attempts that are still late do not count as left behind yet."""
         with self.run.lock:
             return self._totals
 
@@ -105,8 +104,8 @@ class Uploader:
         """Begin an upload, once there is room for it.
 
         Args:
-            root: where to.
-            name: draws the path of one attempt, unique to it.
+            root: the target.
+            name: returns the path of one attempt, unique to it.
 
         Raises:
             StoreUnavailable: no room within the deadline: earlier uploads hang.
@@ -131,18 +130,18 @@ class Uploader:
         return upload
 
     def add(self, more: UploadTotals) -> None:
-        """Count; with the lock held."""
+        """Add to the totals; with the lock held."""
         self._totals += more
         self._untaken += more
 
     def leave(self, size: int) -> None:
-        """The last attempt of an upload has ended; with the lock held."""
+        """Note that the last attempt of an upload has ended; with the lock held."""
         self._in_flight -= size
         self.run.lock.notify_all()
 
 
 class Upload:
-    """One object on its way. Life cycle: started → decided (a name, or an error) → all attempts ended."""
+    """One object being uploaded. Life cycle: started → decided (a name, or an error) → all attempts ended."""
 
     def __init__(self, uploader: Uploader, root: Store, name: Callable[[], str], body: Body, wait_ms: float) -> None:
         self._uploader = uploader
@@ -158,17 +157,17 @@ class Upload:
         self._cancel_timer: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Begin the first attempt; called by the uploader once."""
+        """Begin the first attempt; the uploader calls this once."""
         with self._uploader.run.lock:
             self._next_attempt()
 
     def result(self) -> str:
-        """Wait for the upload, and give the path of the object.
+        """Wait for the upload, and return the path of the object.
 
         Raises:
-            StoreRefused: the store will not take it. StoreUnavailable: no attempt succeeded in time.
+            StoreRefused: the store will not accept it. StoreUnavailable: no attempt succeeded in time.
         """
-        # The deadline is a timer's; the longer wait here only ends one whose timer never rings.
+        # A timer ends the upload at its deadline; the longer wait here only ends one whose timer never fires.
         limit_s = 2 * self._uploader.policy.upload_s(len(self._body)) + 1.0
         with self._uploader.run.lock:
             self._uploader.run.wait(lambda: self._decided, limit_s)
@@ -179,7 +178,7 @@ class Upload:
             return self._winner
 
     def abandon(self) -> None:
-        """Nobody needs the object any more: it is deleted, now or when it arrives."""
+        """Delete the object, now or when it arrives: it is not needed any more."""
         with self._uploader.run.lock:
             winner, self._winner = self._winner, ""
             self._decide(failure=StoreUnavailable(f"an upload to {self._root.url} was abandoned by its caller"))
@@ -188,11 +187,11 @@ class Upload:
 
     @property
     def totals(self) -> UploadTotals:
-        """What this upload cost so far."""
+        """The cost of this upload until now."""
         with self._uploader.run.lock:
             return UploadTotals(1, self._started, len(self._body), self._wait_ms)
 
-    # --- events; all with the lock held, but for what reaches for the store ---
+    # --- events; all with the lock held, except calls to the store ---
 
     @property
     def _decided(self) -> bool:
@@ -228,12 +227,12 @@ class Upload:
                 self._decide(failure=self._timed_out())
 
     def _attempt(self, path: str) -> None:
-        """One attempt, on a thread of its own."""
+        """Run one attempt, on a separate thread."""
         error: BaseException | None = None
         try:
             self._root.put(path, self._body)
         except BaseException as raised:
-            error = raised  # decided upon below; nothing above this frame could handle it
+            error = raised  # handled below; no frame above this one could handle it
         with self._uploader.run.lock:
             late = self._decided
             if not late and error is None:
@@ -244,7 +243,7 @@ class Upload:
             if self._running == 0:
                 self._uploader.leave(len(self._body))
         if (late and error is None) or isinstance(error, StoreUnavailable):
-            # A failed one may have landed nevertheless. Nobody knows its name but this attempt.
+            # A failed attempt may still have written its object. Only this attempt knows the name.
             self._delete(path)
 
     def _failed(self, error: BaseException) -> None:
@@ -254,7 +253,7 @@ class Upload:
         self._last_error = error
         if self._started < self._uploader.policy.attempts_max:
             self._next_attempt()
-        elif self._running == 1:  # this one: no other can succeed any more
+        elif self._running == 1:  # only this attempt: no other can succeed any more
             self._decide(failure=error)
 
     def _timed_out(self) -> StoreUnavailable:

@@ -1,7 +1,8 @@
-"""One state over the versions of its columns: what of the stored is its, and how old rows become rows of today; pure.
+"""One state over the versions of its columns: which stored rows belong to it, and their conversion to current columns;
+pure.
 
 A batch is as old as the newest snapshot that it holds (a segment's, or a layer's last). It has the columns of that
-time, which the manifest still knows, and passes through every later version in turn.
+time, which the manifest still knows, and is converted through every later version in turn.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ __all__ = ["StateVersions", "check_dropped"]
 
 
 def check_dropped(operator: OperatorEntry, state: str, snapshot_id: int, where: str) -> None:
-    """Pass over what is stored of a state that the operator does not have, if it was dropped later.
+    """Check that a stored state that the operator does not have was dropped later; its rows are then skipped.
 
     Raises:
-        CorruptSegment: nobody dropped it, or before this was written: it is somebody's state, in the wrong place.
+        CorruptSegment: the state was not dropped, or was dropped before this was written: it is in the wrong place.
     """
     if snapshot_id >= operator.dropped.get(state, operator.since):
         raise CorruptSegment(f"{where} holds state {state!r} that operator {operator.uid!r} does not have")
@@ -47,7 +48,7 @@ class StateVersions:
     """Reads batches of any version of one state.
 
     Args:
-        operator, state: the descriptions to read by (of a restart with changed states: what `reconcile` returned).
+        operator, state: the descriptions to read by (in a restart with changed states: the result of `reconcile`).
         schema: the newest columns, exactly; None for tools that know a state only by its manifest: then types inside of
             nested columns are those of the newest batch.
 
@@ -72,7 +73,7 @@ class StateVersions:
         self._only: frozenset[str] | None = None
 
     def only(self, values: Collection[str]) -> StateVersions:
-        """The same of some value columns alone: what is read loses the others."""
+        """Return a reader of the same state with only some value columns: the others are dropped on reading."""
         kept = frozenset(values)
         pruned = copy.copy(self)
         pruned.__dict__.pop("declared", None)
@@ -86,14 +87,14 @@ class StateVersions:
         return pruned
 
     def stored_columns(self, names: Sequence[str]) -> list[str]:
-        """Which of a stored batch's columns are read."""
+        """Return which of a stored batch's columns are read."""
         if self._only is None:
             return list(names)
         return [n for n in names if not n.startswith("value.") or n.removeprefix("value.") in self._only]
 
     @property
     def is_one(self) -> bool:
-        """Whether there is nothing but rows of today's columns."""
+        """Whether all rows have the current columns."""
         return len(self._versions) == 1
 
     @property
@@ -108,14 +109,14 @@ class StateVersions:
 
     @cached_property
     def declared(self) -> StateSchema:
-        """The newest columns as far as they are known without a batch; unknown types are null."""
+        """The newest columns as known without a batch; unknown types are null."""
         if self._schema is not None:
             return self._schema
         entries = None if self.entries is None else _arrow(self.entries)
         return StateSchema(_arrow(self.keys), _arrow(self.values), entries, self.time)
 
     def read(self, batch: pa.RecordBatch, snapshot_id: int, where: str) -> pa.RecordBatch:
-        """A stored batch in the newest columns.
+        """Convert a stored batch to the newest columns.
 
         Args:
             batch: as it was stored; its order is checked already.
@@ -123,7 +124,7 @@ class StateVersions:
             where: path, for messages.
 
         Raises:
-            CorruptSegment: it has not the columns that the state had then.
+            CorruptSegment: it does not have the columns that the state had then.
         """
         if self._only is not None:
             batch = batch.select(self.stored_columns(batch.schema.names))
@@ -143,8 +144,8 @@ class StateVersions:
     def fold(
         self, newest_first: Sequence[pa.RecordBatch], *, drop_deleted: bool, now_ms: int | None = None
     ) -> pa.RecordBatch:
-        """`fold` of batches that `read` returned. Nested types that are only spelled differently become those of the
-        newest."""
+        """Do `fold` of batches that `read` returned. Nested types that differ only in their spelling become those of
+        the newest."""
         batches = [b for b in newest_first if b.num_rows] or list(newest_first[:1])
         if not batches:
             return self.declared.empty()
@@ -153,10 +154,10 @@ class StateVersions:
         return fold(same, schema, drop_deleted=drop_deleted, now_ms=now_ms)
 
     def _respelled(self, batch: pa.RecordBatch, schema: StateSchema) -> StateSchema:
-        """The columns that the operator has, if they are those that the manifest describes.
+        """Return the columns that the operator has, if they are those that the manifest describes.
 
         Raises:
-            CorruptSegment: they are others: whoever changed them has not told the manifest.
+            CorruptSegment: they differ: they were changed without a change of the manifest.
         """
         if any(
             here.name != there.name or not (here.type == there.type or pa.types.is_nested(there.type))
@@ -168,7 +169,7 @@ class StateVersions:
         return schema
 
     def _passes(self, snapshot_id: int) -> bool:
-        """Whether a batch of that snapshot is of an older version."""
+        """Return whether a batch of that snapshot is of an older version."""
         return bool(self._ends) and snapshot_id < self._ends[-1]
 
     def _check(self, batch: pa.RecordBatch, version: _Version, where: str) -> None:
@@ -207,7 +208,7 @@ def _fields(schema: pa.Schema) -> str:
 
 
 def _step_schema(batch: pa.RecordBatch, before: _Version, after: _Version) -> StateSchema:
-    """The columns after one step; a type that did not change stays as it is stored, known or not."""
+    """Return the columns after one step; an unchanged type stays as it is stored, known or not."""
     stored = StateSchema.of(batch.schema)
     kept: Mapping[str, str] = {c.name: c.type_text for c in before.values}
     fields = []
@@ -220,14 +221,14 @@ def _step_schema(batch: pa.RecordBatch, before: _Version, after: _Version) -> St
 
 
 def _with_ttl(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that were stored before the state had a TTL never expire."""
+    """Add the time column: rows that were stored before the state had a TTL never expire."""
     columns = [*batch.columns, pa.nulls(batch.num_rows, pa.int64())]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema.append(pa.field("expires", pa.int64())))
 
 
 def _without_ttl(batch: pa.RecordBatch, ended_ms: int) -> pa.RecordBatch:
-    """Rows whose TTL had run out when the state lost it become tombstones, which hide what is older; the others
-    stay."""
+    """Remove the time column. Rows whose TTL had run out when the state lost it become tombstones, which hide older
+    rows; the others stay."""
     schema = StateSchema.of(batch.schema)
     gone = expired(schema.times_of(batch), ended_ms)
     columns = list(batch.columns[:-1])

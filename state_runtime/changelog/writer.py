@@ -1,4 +1,4 @@
-"""Writing the changelog: what a task hands back, and how the driver packs an epoch into one object."""
+"""Writing the changelog: the changes that a task returns, and how the driver packs an epoch into one object."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def task_writer(
     settings: JobSettings,
     ids: Ids,
 ) -> PartsWriter:
-    """For the changes of a task.
+    """Return a writer for the changes of a task.
 
     Args:
         root: opens the job root; only called for an upload.
-        snapshot_id: that they will end in.
+        snapshot_id: of the snapshot that they will end in.
     """
     name = named_for(snapshot_id, f"direct-{operator}")
     return PartsWriter(root, uploader, term=term, name=name, settings=settings, ids=ids)
@@ -56,10 +56,10 @@ def begin_task_changes(
     changes: Mapping[str, Changed],
     sent: Collection[int] = (),
 ) -> WrittenParts:
-    """Encode a task's changes; begin to upload them from here if they are too large to ride along.
+    """Encode a task's changes; begin their upload here if they are too large for the acknowledgement.
 
     Args:
-        changes: per state what changed, each identity once: an update that a later one of the epoch hides is not
+        changes: per state the changed rows, each identity once: an update that a later one of the epoch hides is not
             written.
         sent: the `id` of batches that were given to the writer before.
 
@@ -74,7 +74,7 @@ def begin_task_changes(
 
 
 def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
-    """New lines of a source's log of seen files, as parts of the epoch's segment; each is small enough to be read."""
+    """Return new lines of a source's log of seen files, as parts of the epoch's segment, each small enough to read."""
     parts: list[PartEntry] = []
     bodies: list[bytes] = []
     for group in cut_lines(lines):
@@ -101,7 +101,7 @@ def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
 
 @dataclass(frozen=True)
 class PendingSegment:
-    """A segment on its way. Life cycle: made by `begin_segment` → `result` once.
+    """A segment being written. Life cycle: made by `begin_segment` → `result` once.
 
     Attributes:
         parts: with their places in it.
@@ -112,7 +112,7 @@ class PendingSegment:
     _path: Callable[[], str]
 
     def result(self) -> SegmentEntry:
-        """Wait until it is written; the manifest's entry.
+        """Wait until it is written. Return the manifest's entry.
 
         Raises:
             StoreUnavailable: the object could not be written.
@@ -134,11 +134,11 @@ def begin_segment(
     """Begin to write the one packed object of an epoch.
 
     Args:
-        uploader: whose attempts are hedged; without one there is a single attempt.
-        passes: all rows in flight, to be listed in it; those that lie in it are among `changes`.
+        uploader: hedges its attempts; without one there is a single attempt.
+        passes: all rows in flight, to be listed in it; those stored in it are among `changes`.
 
     Returns:
-        None if nothing changed and nothing is listed (then there is no object).
+        None if nothing changed and nothing is listed (then no object is written).
 
     Raises:
         StoreUnavailable: the object could not be written. It is unreachable until a manifest names it.

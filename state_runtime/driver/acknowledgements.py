@@ -1,4 +1,4 @@
-"""What comes back from tasks: acknowledgements, on an accumulator (docs/design/0002-acknowledgements.md)."""
+"""Acknowledgements that tasks send to the driver, on an accumulator (docs/design/0002-acknowledgements.md)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Append(AccumulatorParam[list[Any]]):
 class Acknowledgements:
     """The acknowledgements of one action after the other.
 
-    Life cycle: made with the run → per action `expecting` around it, then `take` if it succeeded. `so_far` says at any
-    time what has come.
+    Life cycle: made with the run → per action `expecting` around it, then `take` if it succeeded. `so_far` returns at
+    any time the acknowledgements that have arrived.
 
     Attributes:
         accumulator: for the tasks.
@@ -44,7 +44,7 @@ class Acknowledgements:
 
     @contextmanager
     def expecting(self, epoch: str) -> Iterator[None]:
-        """While an action runs. What came before it is forgotten.
+        """Collect acknowledgements while an action runs. Earlier acknowledgements are discarded.
 
         Args:
             epoch: of the action (`TaskJob.epoch`).
@@ -57,26 +57,26 @@ class Acknowledgements:
             self._expected = ""
 
     def so_far(self) -> list[Acknowledgement]:
-        """Of an action that failed: what some of its tasks did."""
+        """Return the acknowledgements that have arrived; of a failed action, those of some of its tasks."""
         return list(self.accumulator.value)
 
     def arrived(self) -> int | None:
-        """How many acknowledgements of the action that runs have come; None if none runs. For other threads."""
+        """Count the acknowledgements of the running action; None if no action runs. For other threads."""
         expected = self._expected
         return sum(a.epoch == expected for a in self.so_far()) if expected else None
 
     def take(self, epoch: str, parallelism: int, stages: Sequence[Stage]) -> list[Acknowledgement]:
-        """After an action: one acknowledgement per stage and shard, in their order. None stays behind.
+        """Take, after an action, one acknowledgement per stage and shard, in their order. All are removed from here.
 
         A stage that Spark re-ran (lost shuffle files) acknowledges some shards twice. Input order is reproduced, so
         both attempts hold the same result; the newest is the one whose output Spark kept.
 
         Args:
-            epoch: of the action (`TaskJob.epoch`): a late task of an earlier one may have come back meanwhile.
+            epoch: of the action (`TaskJob.epoch`): a late task of an earlier action may have come back meanwhile.
 
         Raises:
             InvalidPipeline: some shards were not processed to the end. TasksDisagree: a shard's two attempts stopped at
-                different rows, and whoever read the output of the first may not know the second.
+                different rows, and a task that read the output of the first may not have read that of the second.
         """
         chosen: dict[tuple[int, int], Acknowledgement] = {}
         empty = Counter[int]()

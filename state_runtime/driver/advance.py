@@ -1,10 +1,9 @@
-"""When a run last got on, so that one whose heart beats and whose epochs never end can be told from one with nothing to
-do.
+"""When a run last advanced. This distinguishes a run that hangs while its heart beats from a run with nothing to do.
 
-Getting on is: an epoch ended, was tried again, or checkpointed; a task of ours acknowledged; Spark ended a task; or
-the source was asked, has nothing new, and no epoch of ours is under way or due. What waits for none of these for long
-hangs: a task, a source that does not answer, user code in a deadlock. Who decides how long is long reads the
-heartbeat; see orchestration/recovery/health.py.
+A run advances when an epoch ends, is tried again, or is checkpointed; when a task of Stillstate acknowledges; when
+Spark ends a task; or when the source was asked and has nothing new, and no epoch of Stillstate is under way or due.
+A run that does none of these for a long time hangs: in a task, in a source that does not answer, or in user code that
+is in a deadlock. The reader of the heartbeat decides how long is too long; see orchestration/recovery/health.py.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from state_runtime.base.clock import Clock
 __all__ = ["Advance", "stacks_of_all_threads"]
 
 LOOK_INTERVAL_S: Final = 1.0
-# Asking Spark costs a few calls to Java, so it is asked only when nothing of our own has moved for a while.
+# Asking Spark costs a few calls to Java, so it is asked only when Stillstate itself has not advanced for a while.
 ASK_SPARK_AFTER_S: Final = 5.0
-# Of a stack, the innermost calls; of threads that stand at the same place, the first names.
+# Of a stack, the innermost calls; of threads that are at the same place, the first names.
 FRAMES_MAX: Final = 100
 NAMES_MAX: Final = 5
 
@@ -33,10 +32,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Advance:
-    """When the run last got on: noted by a thread of its own, read by the heartbeat's.
+    """When the run last advanced: written by a separate thread, read by the heartbeat's.
 
     Args:
-        stall_timeout_s: without getting on for so long, the stacks of all threads are logged, once; 0: never.
+        stall_timeout_s: time without an advance after which the stacks of all threads are logged, once; 0: never.
     """
 
     def __init__(self, clock: Clock, stall_timeout_s: float = 0.0) -> None:
@@ -51,12 +50,12 @@ class Advance:
         self._dumped = False
 
     def seen(self) -> tuple[int, bool]:
-        """Wall clock of when the run last got on, and whether its source is quiet. For the heartbeat."""
+        """Return the wall clock of the last advance, and whether the source is quiet. For the heartbeat."""
         with self._lock:
             return self._at_ms, self._is_quiet
 
     def moved(self, *, quiet: bool = False) -> None:
-        """The run has got on, or has nothing to do."""
+        """Note that the run has advanced, or has nothing to do."""
         with self._lock:
             self._at_s, self._at_ms = self._clock.monotonic_s(), self._clock.now_ms()
             self._is_quiet, self._dumped = quiet, False
@@ -64,8 +63,8 @@ class Advance:
     def following(
         self, mark: Callable[[], Hashable], is_idle: Callable[[], bool], tasks_done: Callable[[], Hashable]
     ) -> threading.Event:
-        """Look again and again, in a thread of its own (the run's may wait for the epoch that hangs), until the event
-        that this returns is set."""
+        """Look repeatedly, until the returned event is set. A separate thread does it, because the run's thread may be
+        waiting for a hanging epoch."""
         over = threading.Event()
 
         def follow() -> None:
@@ -73,7 +72,7 @@ class Advance:
                 try:
                     self.look(mark(), is_idle, tasks_done)
                 except Exception:
-                    # Spark is ending, or has died; whoever ends the run says why. A run that only seems to stand is
+                    # Spark is ending, or has died; the end of the run says why. A run that only seems to hang is
                     # found by its heartbeat.
                     _LOG.debug("how far the run is cannot be seen", exc_info=True)
 
@@ -81,7 +80,7 @@ class Advance:
         return over
 
     def look(self, mark: Hashable, is_idle: Callable[[], bool], tasks_done: Callable[[], Hashable]) -> None:
-        """Look once whether the run has got on.
+        """Look once whether the run has advanced.
 
         Args:
             mark: changes with every epoch, attempt and acknowledgement.
@@ -102,8 +101,8 @@ class Advance:
                 self._is_quiet = False
 
     def tell_if_stalled(self) -> bool:
-        """Log the stacks of all threads if the run has not got on for too long; once each time. From the heartbeat's
-        thread: whatever hangs, it is not that one."""
+        """Log the stacks of all threads if the run has not advanced for too long, once per stall. The heartbeat's
+        thread calls this: it is never the one that hangs."""
         with self._lock:
             stood_s = self._clock.monotonic_s() - self._at_s
             if self._dumped or not self._stall_timeout_s or stood_s < self._stall_timeout_s:
@@ -119,11 +118,11 @@ class Advance:
 
 
 def stacks_of_all_threads() -> str:
-    """Where every thread of this process stands, innermost call first: file, line and function, no values. The main
-    thread comes first; threads that stand at the same place are told once, with how many they are.
+    """Describe where every thread of this process is, innermost call first: file, line and function, no values. The
+    main thread comes first. Threads at the same place are listed once, with their number.
 
-    `faulthandler` would do the same, but ends after 100 threads, newest first: with as many calls from Java the main
-    thread, which is the one that hangs, is left out.
+    `faulthandler` would do the same, but stops after 100 threads, newest first: with that many calls from Java it omits
+    the main thread, which is the one that hangs.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -136,8 +135,8 @@ def stacks_of_all_threads() -> str:
 
 
 def _frames() -> dict[int, FrameType]:
-    """The frame of each thread. Not while Python may look for garbage: in 3.11 (also 3.11.7) the call holds a lock that
-    garbage may need, e.g. a `threading.local`, and the whole process would hang
+    """Return the frame of each thread, with Python's garbage collection suspended. In 3.11 (also 3.11.7) the call holds
+    a lock that garbage, e.g. a `threading.local`, may need: the whole process would hang
     (https://github.com/python/cpython/issues/106883)."""
     looks = gc.isenabled()
     gc.disable()

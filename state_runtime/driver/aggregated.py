@@ -1,7 +1,7 @@
-"""Which operators' rows Spark aggregates before the shuffle: by what their newest epochs showed; pure.
+"""Which operators' rows Spark aggregates before the shuffle: chosen by the numbers of their newest epochs; pure.
 
-It is worth it where an epoch has many rows of few keys. It never changes a result (pipeline/partial_rows.py), so the
-choice is nobody's but this run's, and a repeated epoch may choose otherwise.
+Aggregation pays off where an epoch has many rows of few keys. It never changes a result (pipeline/partial_rows.py).
+So each run chooses for itself, and a repeated epoch may choose differently.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from state_runtime.task.acknowledgement import Acknowledgement
 __all__ = ["Aggregated"]
 
 ROWS_MIN = 50_000
-"""Below it the second plan costs about what it saves (docs/design/0029-partial-rows.md)."""
+"""Below it the second plan costs about as much as it saves (docs/design/0029-partial-rows.md)."""
 KEYS_PER_ROW_MAX = 0.5
 FEWER_MAX = 0.75
-"""Partial rows per row above which it was not worth it: many tasks had a few rows of each key."""
+"""Partial rows per row above which aggregation did not pay off: many tasks had a few rows of each key."""
 PAUSE_EPOCHS = 32
-"""So long it is left alone then."""
+"""Number of epochs without aggregation after that."""
 
 
 @dataclass
 class Aggregated:
-    """The choice for the next epoch, of the operators that allow one.
+    """The choice for the next epoch, among the operators that allow aggregation.
 
     Life cycle: made with the run → per epoch `chosen`, then `seen` with what its tasks acknowledged.
     """
@@ -36,7 +36,7 @@ class Aggregated:
     _pause: dict[str, int] = field(default_factory=dict)
 
     def chosen(self) -> frozenset[str]:
-        """Uids of the operators whose rows are aggregated first."""
+        """Return the uids of the operators whose rows are aggregated first."""
         if self.mode == "auto":
             return frozenset(self._chosen)
         return self.able if self.mode == "on" else frozenset()

@@ -1,12 +1,12 @@
 """How far a run's driver is with the newest batch: rows in flight, and which operators are done; pure.
 
-A batch is *open* from the epoch that reads it until every operator is done with its rows and with what they made due.
-While it is open no other is read, so it has one watermark, however many epochs it takes: what is late, which windows a
-row counts for and what is due are the same as if one epoch did it all.
+A batch is *open* from the epoch that reads it until every operator is done with its rows and with the work that they
+made due. No other batch is read while it is open, so it has one watermark, however many epochs it takes. Therefore late
+rows, the windows of each row, and due work are the same as if one epoch did it all.
 
-An operator is *settled* when those above it are, no row of its own waits, and what its clock made due is done. Its
-input is complete only then; so an operator by event time does what is due in an epoch that begins with nothing left
-above it (or in one in which those above are sure to get done).
+An operator is *settled* when those above it are settled, no row of it waits, and the work that its clock made due is
+done. Only then is the input of the operator below complete. So an operator by event time does its due work in an
+epoch that begins with no rows left above it (or in one in which the operators above are sure to finish).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NO_LAYOUT: Final = RowsLayout("")
 
 @dataclass(frozen=True)
 class ShardRows:
-    """What a task left.
+    """The rows that a task left.
 
     Attributes:
-        left: per epoch that read them the ranges that are left of the shard.
-        kept: parts of the rows of the epoch that is over; `layout` is theirs.
+        left: per epoch that read them, the ranges of the shard that are left.
+        kept: parts with rows of the epoch that is over; they have `layout`.
     """
 
     operator: str
@@ -53,11 +53,11 @@ class BatchProgress:
     Attributes:
         late_watermark_ms: the watermark of the batch before.
         settled: uids of the operators that are done.
-        begun_with: uid of the operator that has begun with what is due; empty if none has.
-        passes: what is left, each range in one shard.
-        segments: that hold parts, by path.
-        listed_in: path of the segment that lists what is left, as it was cut for these shards or for others; empty if
-            there is none.
+        begun_with: uid of the operator that has begun its due work; empty if no operator has.
+        passes: the rows that are left, each range in one shard.
+        segments: the segments that hold parts, by path.
+        listed_in: path of the segment that lists the rows that are left, as they were cut for these shards or for
+            others; empty if no segment does.
     """
 
     late_watermark_ms: int
@@ -69,7 +69,7 @@ class BatchProgress:
 
     @staticmethod
     def begun(late_watermark_ms: int) -> BatchProgress:
-        """Of a batch that is about to be read."""
+        """Return the progress of a batch that is about to be read."""
         return BatchProgress(late_watermark_ms)
 
     @staticmethod
@@ -81,12 +81,12 @@ class BatchProgress:
         parallelism: int,
         parallelism_before: int,
     ) -> BatchProgress:
-        """As a manifest and the listing that it names have it, for the pipeline and the shards that go on with it.
+        """Read the progress from a manifest and its listing, for the pipeline and the shards of the resuming run.
 
         Args:
-            passes: what is listed (`changelog.reader.read_passes`).
-            operators: of the run, which may be others than those of the run before. One below a new operator has no
-                complete input yet, whatever it had; one that is gone is not waited for.
+            passes: the listed rows (`changelog.reader.read_passes`).
+            operators: of this run; they may differ from those of the run before. An operator below a new one has no
+                complete input yet, even if it was settled before; the run does not wait for a removed operator.
             parallelism: of the run; ranges are cut for its shards.
         """
         cut = [cut_by_shards(p, parallelism) for p in passes]
@@ -97,23 +97,23 @@ class BatchProgress:
             settled=settled,
             passes=tuple(cut),
             segments={s.path: s for s in batch.segments},
-            # Ranges that were cut for other shards are the same rows: the listing serves until some are done.
+            # Ranges that were cut for other shards are the same rows: the listing is valid until some are done.
             listed_in=batch.listing,
         )
-        # Of other shards nobody knows which were done with what is due: a key may have moved from one that was not to
-        # one without rows in flight. So all that is due still is looked at once more; and below an operator that is not
-        # settled all that is due waits in any case.
+        # With other shards it is not known which shards had done their due work: a key may have moved from a shard that
+        # had not to one without rows in flight. So all work that is still due is looked at again. Below an operator
+        # that is not settled all due work waits in any case.
         goes_on = parallelism == parallelism_before and batch.begun == progress.level(operators)
         return replace(progress, begun_with=batch.begun) if goes_on else progress
 
-    # --- what is in it -------------------------------------------------------------------------------------------
+    # --- contents ------------------------------------------------------------------------------------------------
 
     def of_operator(self, uid: str) -> tuple[InflightPass, ...]:
-        """Its passes, the oldest first."""
+        """Return the passes of an operator, oldest first."""
         return tuple(sorted((p for p in self.passes if p.operator == uid), key=lambda p: p.epoch))
 
     def rows_of_shards(self, uid: str, parallelism: int) -> dict[int, tuple[int, int]]:
-        """Of the shards in which rows of an operator wait: how many, and their bytes in memory."""
+        """Return, for each shard in which rows of an operator wait, their number and their bytes in memory."""
         found: dict[int, tuple[int, int]] = {}
         for passed in self.of_operator(uid):
             for left in passed.left:
@@ -124,14 +124,14 @@ class BatchProgress:
 
     @property
     def needed(self) -> frozenset[str]:
-        """Digests of all parts that are named."""
+        """Digests of all named parts."""
         return frozenset(p.part.digest for passed in self.passes for p in passed.parts)
 
     def level(self, operators: Sequence[Operator]) -> str:
-        """Uid of the first operator that is not settled: its input is complete. Empty if all are."""
+        """Return the uid of the first operator that is not settled: its input is complete. Empty if all are settled."""
         return next((o.uid for o in operators if o.uid not in self.settled), "")
 
-    # --- what happens --------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
 
     def after(
         self,
@@ -144,13 +144,13 @@ class BatchProgress:
         did_due: frozenset[str],
         is_due: Callable[[str], bool],
     ) -> BatchProgress | None:
-        """After an epoch; None if the batch is done.
+        """Return the progress after an epoch; None if the batch is done.
 
         Args:
             epoch, read_at_ms: its number and its batch time.
-            rows: what its tasks left; shards that no task visited keep what they had.
-            did_due: uids of the operators that did what was due, in shards that were done with their rows.
-            is_due: whether something of an operator is due by the batch's watermark, after the epoch.
+            rows: left by its tasks; shards that no task visited keep their rows.
+            did_due: uids of the operators that did their due work, in shards that were done with their rows.
+            is_due: whether an operator has due work by the batch's watermark, after the epoch.
         """
         passes = {(p.operator, p.epoch): p for p in self.passes}
         for task in rows:
@@ -180,10 +180,10 @@ class BatchProgress:
         return _tidied(progress) if left_over or progress.level(operators) else None
 
     def placed(self, segment: SegmentEntry, parts: Iterable[PartEntry]) -> BatchProgress:
-        """After a segment was written.
+        """Return the progress after a segment was written.
 
         Args:
-            parts: those of rows in it, with their places.
+            parts: the parts of rows in the segment, with their places.
         """
         found = {part.digest: RowsPart(segment.path, part) for part in parts if part.kind == "rows"}
         passes = tuple(
@@ -193,11 +193,11 @@ class BatchProgress:
         return _tidied(replace(self, passes=passes, segments={**self.segments, segment.path: segment}))
 
     def listed(self, segment: SegmentEntry) -> BatchProgress:
-        """After a segment was written that lists the passes."""
+        """Return the progress after a segment that lists the passes was written."""
         return _tidied(replace(self, segments={**self.segments, segment.path: segment}, listed_in=segment.path))
 
     def entry(self) -> OpenBatch:
-        """As a manifest has it, once the passes are listed."""
+        """Return the entry for a manifest, once the passes are listed."""
         numbers: dict[str, InflightNumbers] = {}
         for p in self.passes:  # the oldest of an operator first
             so_far = numbers.get(p.operator, InflightNumbers(p.operator, 0, 0, p.epoch, p.read_at_ms))
@@ -215,7 +215,7 @@ class BatchProgress:
 
 
 def _tidied(progress: BatchProgress) -> BatchProgress:
-    """Without segments that are not needed any more."""
+    """Remove segments that are no longer needed."""
     needed = {part.segment for passed in progress.passes for part in passed.parts} | {progress.listed_in}
     return replace(progress, segments={path: s for path, s in progress.segments.items() if path in needed})
 
@@ -227,13 +227,13 @@ def _settled(
     did_due: frozenset[str],
     is_due: Callable[[str], bool],
 ) -> tuple[frozenset[str], str]:
-    """Which operators are settled after an epoch, and which has begun with what is due."""
+    """Return which operators are settled after an epoch, and which one has begun its due work."""
     settled = set(before.settled)
     for operator in operators:
         uid = operator.uid
         if uid in settled:
             continue
-        # All above are settled, so this one's input is complete.
+        # All operators above are settled, so the input of this one is complete.
         if uid in with_rows:
             return frozenset(settled), uid if uid in did_due else ""
         if operator.time_domain == "event" and uid not in did_due and is_due(uid):

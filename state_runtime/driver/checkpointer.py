@@ -1,4 +1,4 @@
-"""The checkpoint of a run's driver: what is pending becomes a segment, a manifest, and then output that everybody sees.
+"""The checkpoint of a run's driver: pending changes become a segment, a manifest, and then output visible to readers.
 
 `commit`    the pending changes, folded and packed into one segment; then the manifest, create-if-absent of the next
             snapshot: from here on the epochs have happened
@@ -51,12 +51,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """A manifest that was just created, and what is to follow.
+    """A manifest that was just created, and what publishing needs.
 
     Attributes:
         previous: the manifest before it.
-        interval: what it made durable.
-        numbers, times, phases: of the epoch that ended in it, so far.
+        interval: the interval that it made durable.
+        numbers, times, phases: of the epoch that ended in it, until now.
         durable_s: monotonic.
     """
 
@@ -70,13 +70,13 @@ class Committed:
 
 
 class Checkpointer:
-    """Makes what a run holds durable. Not thread-safe: called under the driver's lock.
+    """Makes the pending changes of a run durable. Not thread-safe: called under the driver's lock.
 
     Attributes:
-        is_committing: a manifest's create was tried and its outcome is not known yet: nothing may be taken back.
+        is_committing: the create of a manifest was tried and its outcome is not known yet: nothing may be undone.
         materializer: folds beside the epochs.
-        retention: gives old checkpoints up beside them.
-        collection: removes what nothing needs, once a day.
+        retention: lets old checkpoints expire beside the epochs.
+        collection: removes unneeded objects, once a day.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Checkpointer:
     ) -> None:
         """
         Args:
-            is_catching_up: whether the job works off what waited for its start, so that other work waits.
+            is_catching_up: whether the job processes the backlog from before its start, so that other work waits.
         """
         self._is_catching_up = is_catching_up
         self._context = context
         self._committer = committer
         self._state = state
         self._uploader = uploader
-        # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
+        # Complete numbers of the newest checkpoint of this run; its manifest has them without the final times.
         self._previous: Progress | None = None
         # The newest checkpoint of this run, once its output is published.
         self._published: Manifest | None = None
@@ -124,10 +124,10 @@ class Checkpointer:
         self.is_committing = False
 
     def publish_pending(self, spark: SparkSession) -> None:
-        """Publish what the newest snapshot names, unless it is published; idempotent. The first thing that a run does
+        """Publish the output that the newest snapshot names, unless it is published; idempotent. A run calls this first
         after fencing.
 
-        Then what fenced runs staged and never committed is removed: no manifest can name it any more.
+        Then output that fenced runs staged and never committed is removed: no manifest can name it any more.
 
         Raises:
             SnapshotInUse: another job root stages under the same names; nothing was published or removed.
@@ -144,7 +144,7 @@ class Checkpointer:
             clock=context.clock,
             take=context.take_output,
         )
-        # Of all sinks, before one of them changes anything.
+        # All sinks are checked before one of them changes anything.
         since_terms = {name: context.pipeline.sinks[name].own(spec, claimant) for name, spec in context.sinks.items()}
         if not is_published(context.root, last.outputs):
             for output in last.outputs:
@@ -158,8 +158,8 @@ class Checkpointer:
             self.materializer.look(last)
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait so long for a fold, then end it; and leave word of what is published, for a start that has another
-        output folder or none."""
+        """Wait for a fold up to the timeout, then end it. Also record that output is published, for a start that has
+        another output folder or none."""
         self._leave_word()
         self.materializer.join(fold_timeout_s)
         self.retention.join(fold_timeout_s)
@@ -168,18 +168,18 @@ class Checkpointer:
             self._folding.close()
 
     def is_due(self) -> bool:
-        """Whether a checkpoint follows the newest epoch, or now."""
+        """Return whether a checkpoint is due after the newest epoch, or now."""
         return is_checkpoint_due(self._state.interval, self._context.settings, self._context.clock.monotonic_s())
 
     def flush(self, *, lists_rows: bool = False) -> int:
-        """Write the changes in memory as one segment, folded, and rows in flight as another one; the bytes that they
-        took.
+        """Write the changes in memory as one segment, folded, and rows in flight as another one. Return the bytes
+        written.
 
         Args:
-            lists_rows: the second one lists all rows in flight, as a manifest needs it.
+            lists_rows: the second segment lists all rows in flight, as a manifest needs it.
 
         Raises:
-            StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
+            StoreUnavailable, OutcomeUnknown: the run ends; no manifest names the written objects.
         """
         state, context = self._state, self._context
         snapshot_id = self._committer.last.snapshot_id + 1
@@ -193,7 +193,7 @@ class Checkpointer:
             uploader=self._uploader,
         )
         interval, batch = state.interval, state.batch
-        # Rows that were done with before anything was written need not be.
+        # Rows that were processed before they were written need not be written.
         rows = only_parts(interval.rows, batch.needed if batch is not None else frozenset())
         is_listed = batch is None or not batch.passes or bool(batch.listed_in)
         passes = batch.passes if batch is not None and lists_rows and not is_listed else ()
@@ -212,7 +212,7 @@ class Checkpointer:
         return sum(s.total_bytes for s in (segment, rows_segment) if s is not None)
 
     def commit_alone(self, spark: SparkSession) -> Progress:
-        """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
+        """Make a checkpoint without an epoch that ends in it. Its numbers are those of an otherwise empty epoch."""
         interval = self._state.interval
         latest = interval.numbers or Progress()
         nothing = Progress(
@@ -231,7 +231,7 @@ class Checkpointer:
         """Make everything since the newest manifest durable.
 
         Args:
-            numbers, times: of the epoch that ends here; those before it are in the interval.
+            numbers, times: of the epoch that ends here; those of earlier epochs are in the interval.
         """
         context, state, last = self._context, self._state, self._committer.last
         waited_ms = self._waited_ms(times)
@@ -270,7 +270,7 @@ class Checkpointer:
         faults.reach("before-manifest")
         objects = self._uploaded(interval, draft)
         manifest = self._committer.prepare(_with_numbers(draft, together(interval.numbers, so_far)), objects)
-        # Only from here on: a create that fails may have happened, a look that fails has not changed anything.
+        # Set only here: a failed create may have happened, while a failed read has changed nothing.
         self.is_committing = True
         committed = self._committer.create(manifest)
         manifest_s = context.clock.monotonic_s()
@@ -292,10 +292,10 @@ class Checkpointer:
         )
 
     def publish(self, done: Committed, spark: SparkSession) -> Progress:
-        """Make the output of a manifest visible that this run just created; then what works beside the epochs is told.
+        """Make the output of a manifest that this run just created visible; then notify the work beside the epochs.
 
         Returns:
-            The numbers of the checkpoint, complete.
+            The complete numbers of the checkpoint.
         """
         context = self._context
         faults.reach("before-publish")
@@ -304,7 +304,7 @@ class Checkpointer:
             faults.reach("one-output-published")
         self._published = done.manifest
         for output in done.previous.outputs:
-            # A sink that the pipeline no longer has leaves its staged files to garbage collection.
+            # Staged files of a sink that the pipeline no longer has are left to garbage collection.
             if output.sink in context.sinks:
                 context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
@@ -323,11 +323,11 @@ class Checkpointer:
     ) -> None:
         """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
 
-        So a job that fails again and again does not fill its store. What a killed driver leaves stays: the next run
-        removes the staged output, garbage collection the rest.
+        So a job that fails repeatedly does not fill its store. Objects of a killed driver stay: the next run removes
+        the staged output, garbage collection the rest.
 
         Args:
-            staged_of: an epoch that has not happened, of which output was staged by tasks that could not tell.
+            staged_of: an epoch that has not happened and whose tasks could not report the output that they staged.
         """
         context = self._context
         staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
@@ -344,11 +344,11 @@ class Checkpointer:
                 for spec in context.sinks.values():
                     spec.remove_epoch(self._committer.term.term, staged_of)
         except (StillstateError, OSError):
-            # They are unreachable and do no harm; the error that brought us here is the one to tell.
+            # They are unreachable and do no harm; the original error is the one to report.
             _LOG.warning("what a failed epoch wrote could not be removed", exc_info=True)
 
     def _below(self) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...], ShardFilesEntry | None]:
-        """What the next manifest names of the state: layers, segments, files of shards."""
+        """Return the part of the state that the next manifest names: layers, segments, files of shards."""
         last, pending, files = self._committer.last, self._state.interval.segments, self._state.files
         if files is None:
             base = self.materializer.take(last)
@@ -358,12 +358,12 @@ class Checkpointer:
         return (*carried_source_logs(root, last, pending, in_shape=in_shape, ids=ids), files.entry)
 
     def _uploaded(self, interval: Interval, draft: Manifest) -> set[str]:
-        """What a manifest leads to, is the first to, and does not name itself."""
+        """Return the objects that a manifest is the first to reference, and only indirectly."""
         files, record = self._state.files, self.materializer.record_of(draft)
         return {*interval.uploaded, *(files.uploaded if files is not None else ()), *([record] if record else [])}
 
     def _waited_ms(self, times: EpochTimes) -> float:
-        """How long the checkpoint that begins now has waited for the rows of the epoch."""
+        """Return how long the checkpoint that begins now has waited for the rows of the epoch."""
         if times.last_row_at_ms is None:
             return 0.0
         now_s = self._context.clock.monotonic_s()
@@ -378,14 +378,14 @@ class Checkpointer:
         )
 
     def _timed(self, numbers: Progress, times: EpochTimes, phases: Mapping[str, float]) -> Progress:
-        """The numbers of an epoch with its times, if its checkpoint became durable now."""
+        """Return the numbers of an epoch with its times, as if its checkpoint became durable now."""
         durable_s = self._context.clock.monotonic_s()
         took_ms = self._since_last_row_ms(times, durable_s)
         return replace(with_times(numbers, (durable_s - times.started_s) * 1000, phases), checkpoint_ms=took_ms)
 
     def _leave_word(self) -> None:
-        """Note that the newest output is published. Only while this run is the newest: a folder that was removed or
-        moved while it slept must not get a file again."""
+        """Record that the newest output is published, but only while this run is the newest: a folder that was removed
+        or moved while the run slept must not get a file again."""
         published, root = self._published, self._context.root
         if published is None:
             return
@@ -408,8 +408,8 @@ class Checkpointer:
 
 
 def _with_numbers(draft: Manifest, numbers: Progress) -> Manifest:
-    """A draft with its numbers. Those of rows in flight are in manifests that have some: earlier versions read all
-    others."""
+    """Add the numbers to a draft. Those of rows in flight are only in manifests that have such rows: earlier versions
+    can read all other manifests."""
     if draft.open_batch is not None:
         return replace(draft, progress=numbers)
     previous = replace(draft.previous, inflight=None, spilled_bytes=0) if draft.previous is not None else None
@@ -417,8 +417,8 @@ def _with_numbers(draft: Manifest, numbers: Progress) -> Manifest:
 
 
 def _fold_process(context: DriverContext, committer: Committer) -> FoldProcess | None:
-    """A process that folds; None if the run's store or clock exist in this process only (tests), or if nothing is
-    folded here."""
+    """Return a process that folds; None if the run's store or clock exist in this process only (tests), or if nothing
+    is folded here."""
     settings = context.settings
     here_only = context.store_url.startswith("memory:") or context.clock is not SYSTEM_CLOCK
     folds = settings.materialization.by == "driver" or settings.materialization.driver_takes_over_after_s

@@ -1,4 +1,4 @@
-"""What the driver of a run works on."""
+"""The context of a run's driver."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["DriverContext"]
 
 @dataclass(frozen=True)
 class DriverContext:
-    """What an `EpochDriver` works on: the same from the start of a run to its end.
+    """The inputs of an `EpochDriver`: the same from the start of a run to its end.
 
     Attributes:
-        root: of the job; `store_url` and `storage_options` are how tasks open it, and may hold secrets.
+        root: of the job; tasks open it by `store_url` and `storage_options`, which may hold secrets.
         local_dir: folder of local copies, where the environment of an executor names no other.
         sinks: as tasks see them, by name.
         entries: the operators' states as manifests describe them from this run on.
-        drop_inflight: the user gives up the rows that are in flight where the run begins.
-        take_output: the user says that the output folders are this root's (pipeline/output_owner.py).
+        drop_inflight: the user drops the rows that are in flight where the run begins.
+        take_output: the user says that the output folders belong to this root (pipeline/output_owner.py).
         on_trial: the first epoch restores every shard, and ends in a checkpoint; see `StartedBy`.
     """
 

@@ -1,4 +1,4 @@
-"""What a run's driver knows beside the newest manifest."""
+"""The driver state: all that a run's driver knows beside the newest manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Standing:
-    """All of it at one moment."""
+    """The whole driver state at one moment."""
 
     interval: Interval
     shards: ShardIndex
@@ -36,7 +36,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOutcome:
-    """Where a run stands after an epoch, and what that adds to what is pending.
+    """The driver state after an epoch, and the changes that the epoch adds to the pending ones.
 
     Attributes:
         head: a draft of the next manifest.
@@ -54,15 +54,15 @@ class EpochOutcome:
 
 
 class DriverState:
-    """Where a run stands between two epochs. Nothing else writes into it, and each method that does is an event.
+    """The driver state between two epochs. Nothing else writes into it, and each method that does is an event.
 
     Life cycle: `open` with the run → after each epoch `epoch_done`, then `checkpointed` if it ended in a checkpoint, or
     `epoch_pending` if it did not. `flushed`, and with the changelog off `listing_written`, come before either, and
     may come before an epoch's action is run once more. `back_to` an earlier moment after any of these but
     `checkpointed`.
 
-    Not thread-safe: written under the driver's lock. Each part is a value that never changes, so that another
-    thread may read one.
+    Not thread-safe: written under the driver's lock. Each part is an immutable value, so another thread may read one
+    part.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class DriverState:
 
     @staticmethod
     def open(context: DriverContext, last: Manifest, published: int = 0) -> DriverState:
-        """At the start of a run.
+        """Return the state at the start of a run.
 
         Args:
-            last: the snapshot that it goes on from.
+            last: the snapshot that the run resumes from.
             published: see `first_head`.
 
         Raises:
@@ -94,8 +94,8 @@ class DriverState:
                 again.
         """
         parallelism = context.parallelism
-        # Local copies have the columns of the run that wrote them; where those changed, the primary brings them to the
-        # new ones.
+        # Local copies have the columns of the run that wrote them. Where columns changed, shards are restored from the
+        # primary store, which brings them to the new columns.
         serving = usable_versions(last, context.entries) if last.parallelism == parallelism else {}
         uids = [o.uid for o in context.pipeline.operators]
         shards = ShardIndex.at_start(parallelism, serving, {o.uid: o.next_due_ms for o in last.operators}, uids)
@@ -106,7 +106,7 @@ class DriverState:
         if context.settings.changelog == "off":
             files = FileIndex.begin(context.root, last, parallelism, uids)
             if not files.complete:
-                # The first checkpoint has all of the state as files, whatever it was before.
+                # The first checkpoint stores all of the state as files, in any case.
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
         interval = Interval(first_head(last, published), context.clock.monotonic_s())
@@ -114,16 +114,16 @@ class DriverState:
             return DriverState(interval, shards, files, None, _given_up(last))
         return DriverState(interval, shards, files, _open_batch(context, last))
 
-    # --- what is in them -----------------------------------------------------------------------------------------
+    # --- contents ------------------------------------------------------------------------------------------------
 
     @property
     def interval(self) -> Interval:
-        """The head, and what is pending since the newest manifest."""
+        """The head, and the changes pending since the newest manifest."""
         return self._interval
 
     @property
     def shards(self) -> ShardIndex:
-        """The local version of each shard, and what is due in it."""
+        """The local version of each shard, and its due work."""
         return self._shards
 
     @property
@@ -147,42 +147,42 @@ class DriverState:
         return self._epochs
 
     def standing(self) -> Standing:
-        """All of them, as they are now."""
+        """Return the whole state as of now."""
         return Standing(self._interval, self._shards, self._files, self._batch, self._epochs)
 
     def take_dropped_rows(self) -> int:
-        """Rows in flight that the run gave up at its start; once."""
+        """Return how many rows in flight the run dropped at its start; 0 after the first call."""
         dropped, self._dropped_rows = self._dropped_rows, 0
         return dropped
 
-    # --- what happens --------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
 
     def back_to(self, before: Standing) -> None:
-        """What came after that moment has failed and never happened; no manifest was written meanwhile."""
+        """Return to an earlier moment. All later changes failed and never happened; no manifest was written since."""
         self._interval, self._shards, self._files = before.interval, before.shards, before.files
         self._batch, self._epochs = before.batch, before.epochs
 
     def epoch_done(self, after: EpochOutcome) -> None:
-        """An epoch's action succeeded, and what its tasks did is the new head."""
+        """Make the work of an epoch's tasks the new head: its action succeeded."""
         self._shards, self._files, self._batch = after.shards, after.files, after.batch
         self._interval = self._interval.with_epoch(after.head, after.changes, after.outputs, after.rows)
         self._epochs += 1
 
     def epoch_pending(self, numbers: Progress) -> None:
-        """The newest epoch ended without a checkpoint; its numbers are counted in the one to come."""
+        """Note that the newest epoch ended without a checkpoint; the next checkpoint counts its numbers."""
         self._interval = self._interval.counted(numbers)
 
     def flushed(self, segment: SegmentEntry | None) -> None:
-        """The changes in memory were written to the primary store; None: there were none."""
+        """Note that the changes in memory were written to the primary store; None: there were no changes."""
         self._interval = self._interval.flushed(segment)
         self._shards = self._shards.flushed()
 
     def rows_flushed(self, segment: SegmentEntry, parts: Sequence[PartEntry], *, listed: bool) -> None:
-        """Rows in flight were written to the primary store.
+        """Note that rows in flight were written to the primary store.
 
         Args:
-            parts: those in the segment, with their places.
-            listed: whether it lists all rows in flight.
+            parts: the parts in the segment, with their places.
+            listed: whether the segment lists all rows in flight.
         """
         self._interval = self._interval.rows_flushed(segment)
         if self._batch is not None:
@@ -190,11 +190,11 @@ class DriverState:
             self._batch = batch.listed(segment) if listed else batch
 
     def listing_written(self, files: FileIndex) -> None:
-        """The listing of files was written to the primary store."""
+        """Note that the listing of files was written to the primary store."""
         self._files = files
 
     def checkpointed(self, committed: Manifest, now_s: float) -> None:
-        """A manifest has all of it: nothing is pending any more.
+        """Note that a manifest has the whole state: nothing is pending any more.
 
         Args:
             now_s: monotonic.
@@ -207,7 +207,7 @@ class DriverState:
 
 
 def _open_batch(context: DriverContext, last: Manifest) -> BatchProgress | None:
-    """The batch that a snapshot leaves open, with the rows that are listed as in flight."""
+    """Return the batch that a snapshot leaves open, with the listed rows in flight."""
     batch = last.open_batch
     if batch is None:
         return None
@@ -221,7 +221,7 @@ def _open_batch(context: DriverContext, last: Manifest) -> BatchProgress | None:
 
 
 def _given_up(last: Manifest) -> int:
-    """Say which rows in flight the run gives up; how many."""
+    """Log which rows in flight the run drops. Return their number."""
     waiting = last.open_batch.operators if last.open_batch is not None else ()
     for operator in waiting:
         _LOG.warning(

@@ -1,4 +1,4 @@
-"""What an epoch must look at although no row comes: timers, windows, and shards that were never visited; pure."""
+"""The work of an epoch that needs no row: timers, windows, and shards that were never visited; pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["did_due", "fires_at", "is_anything_due", "woken"]
 
 
 def is_anything_due(operators: Sequence[Operator], shards: ShardIndex, before: TimeEntry, time: TimeEntry) -> bool:
-    """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
-    moved.
+    """Return whether an epoch without a batch has something to do: processing time has reached a timer, or the
+    watermark moved.
 
     Args:
         before: the head's clock.
@@ -33,12 +33,12 @@ def woken(
     does_due: Collection[str],
     parallelism: int,
 ) -> dict[str, list[int]]:
-    """Per operator uid the shards that an epoch visits although no row may come.
+    """Return per operator uid the shards that an epoch visits even if no row comes.
 
     Args:
         time: the epoch's clock.
-        batch: that it goes on with, or begins.
-        does_due: uids of the operators that do what is due in it.
+        batch: that the epoch continues, or begins.
+        does_due: uids of the operators that do their due work in this epoch.
     """
     found: dict[str, list[int]] = {}
     for operator in operators:
@@ -54,21 +54,21 @@ def woken(
 
 
 def did_due(operator: Operator, batch: BatchProgress | None) -> bool:
-    """Whether an operator has done what the batch made due. What came of that (a timer that fired and set one that is
-    due already) is due with the next batch, however many epochs this one takes.
+    """Return whether an operator has done the work that the batch made due. Work that results from it (a timer that
+    fired and set one that is due already) is due with the next batch, however many epochs this batch takes.
 
-    By processing time each epoch has a clock of its own: once the operator's rows are done, its timers fire as their
+    By processing time each epoch has a separate clock: once the operator's rows are done, its timers fire when their
     time comes.
     """
     if batch is None:
         return False
-    # In shards without rows; those with rows are visited for them, and do what is due when they are done.
+    # True of shards without rows. Shards with rows are visited for them, and do their due work when the rows are done.
     has_begun = batch.begun_with == operator.uid
     return has_begun or (operator.time_domain == "event" and operator.uid in batch.settled)
 
 
 def fires_at(operators: Sequence[Operator], shards: ShardIndex, watermark_ms: int) -> bool:
-    """Whether an event-time timer or window is left that such a watermark fires."""
+    """Return whether an event-time timer or window is left that such a watermark fires."""
     return any(shards.due(o.uid, watermark_ms) for o in operators if o.time_domain == "event")
 
 

@@ -1,4 +1,4 @@
-"""Epochs without output rows, for sinks that want to be told of them."""
+"""Epochs without output rows, for sinks that require a file of every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["with_empty_outputs"]
 
 
 def with_empty_outputs(outputs: Sequence[StagedOutput], context: DriverContext, term: int) -> tuple[StagedOutput, ...]:
-    """What an epoch staged; where a sink has nothing and wants every epoch, a file without rows.
+    """Return an epoch's staged output, with a file without rows for each sink that has none and requires every epoch.
 
     So an empty epoch is published like any other: after its manifest, and again after a crash between the two.
     """

@@ -1,6 +1,6 @@
-"""A planned epoch, run by Spark: one action, whose tasks restore, process, log and acknowledge.
+"""Execution of a planned epoch by Spark: one action, whose tasks restore, process, log and acknowledge.
 
-The rest of the driver knows of Spark's tasks what is in `EpochRun` only.
+The rest of the driver knows Spark's tasks only through `EpochRun`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["SparkEngine"]
 _LOG = logging.getLogger(__name__)
 
 Discard = Callable[[list[Acknowledgement], int | None], None]
-"""Removes what tasks of a failed action wrote; given an epoch, also what tasks staged of it that told nothing."""
+"""Removes the objects of a failed action's tasks; given an epoch, also its staged output that no task reported."""
 
 
 class SparkEngine:
@@ -42,8 +42,8 @@ class SparkEngine:
     Life cycle: made with the run → per epoch `run`, then `learn` if it succeeded → `close`.
 
     Args:
-        flush: writes what is pending as a segment, for tasks that need it from the primary store; its bytes, and the
-            milliseconds that it took.
+        flush: writes the pending changes as a segment, for tasks that need it from the primary store. Returns its bytes
+            and the milliseconds that it took.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class SparkEngine:
     # For any thread: Spark delivers acknowledgements one by one as tasks end.
 
     def arrived(self) -> int | None:
-        """How many tasks of the action that runs have acknowledged; None if none runs."""
+        """Count the tasks of the running action that have acknowledged; None if no action runs."""
         return self._acknowledgements.arrived()
 
     def so_far(self) -> list[Acknowledgement]:
-        """Of an action that failed: what some of its tasks did."""
+        """Return the acknowledgements that have arrived; of a failed action, those of some of its tasks."""
         return self._acknowledgements.so_far()
 
     def run(self, frame: DataFrame, planned: PlannedEpoch, limits_of: LimitsOf) -> EpochRun:
-        """The action of an epoch; none where no task has anything to do.
+        """Run the action of an epoch; no action if no task has anything to do.
 
-        If a task needs from the primary what only the driver holds, that is written and the action run once more; and
-        if it is too much for one task, with a task for each shard.
+        If a task needs changes from the primary store that only the driver holds, they are written and the action is
+        run again. If the epoch is too much for one task, the action is run again with a task for each shard.
 
         Args:
             frame: the batch, or a frame of its columns without rows.
@@ -97,7 +97,7 @@ class SparkEngine:
         while True:
             seats = self._placement.for_epoch()
             if self._placement.has_filled:
-                # Rows get the time that they would have had: executors may have been starting for most of it.
+                # Rows get their full time: executors may have been starting for most of it.
                 budget = limits_of(planned.batch).budget
                 planned = replace(planned, limits=replace(planned.limits, budget=budget))
             try:
@@ -105,12 +105,12 @@ class SparkEngine:
                 break
             except Exception as error:
                 typed = typed_error(error)
-                # What its tasks wrote will not be used: the action begins anew.
+                # The output of its tasks will not be used: the action begins again.
                 if isinstance(typed, TooMuchForOneTask) and narrow:
                     narrow = False
                     self._narrow.refused()
                     _LOG.info("epoch %d is run again with a task for each shard: %s", planned.clock.epoch, typed)
-                    # The one task failed, so no acknowledgement tells of what it staged.
+                    # The one task failed, so no acknowledgement reports what it staged.
                     self._discard(self.so_far(), planned.clock.epoch)
                 elif isinstance(typed, ChangesPending) and not is_flushed:
                     is_flushed = True
@@ -121,7 +121,7 @@ class SparkEngine:
                         planned = replace(planned, batch=self._state.batch)  # its rows have places on the store now
                 else:
                     raise
-            # With the time that there was before: what was done meanwhile is not the tasks'.
+            # The new attempt gets the full time again: tasks are not charged for the driver's work in between.
             planned = replace(planned, limits=limits_of(planned.batch))
         return EpochRun(
             planned=planned,
@@ -134,20 +134,21 @@ class SparkEngine:
         )
 
     def learn(self, run: EpochRun, tasks: TasksDone, process_ms: float) -> int:
-        """Learn from an epoch that succeeded; how many shards moved to another executor in it."""
+        """Learn from an epoch that succeeded. Return how many shards moved to another executor in it."""
         moved = self._placement.ran((uid, a.shard, a.executor) for uid, a in tasks.ran)
         self._aggregated.seen(tasks.ran)
         self._narrow.seen(run.acknowledged, self._context.pipeline.stages, process_ms)
         return moved
 
     def close(self) -> None:
-        """Give up what the run holds of Spark."""
+        """Release the run's resources in Spark."""
         self._placement.close()
 
     def _act(
         self, frame: DataFrame, planned: PlannedEpoch, seats: AnchoredPlan | None, *, narrow: bool
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
-        """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
+        """Run one Spark action. Return the acknowledgements, the event times seen, and when (monotonic) the plan was
+        ready."""
         job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)
         pipeline = self._context.pipeline
         with self._tasks.of_action(job, planned.limits.budget, self._state.batch, narrow=narrow) as task:
@@ -171,7 +172,7 @@ class SparkEngine:
         return acknowledged, plan.event_time_ms(), planned_s
 
     def _frames(self) -> Frames:
-        """What makes the frames of an epoch's plan; it keeps what all epochs have in common."""
+        """Return the maker of the frames of an epoch's plan; it keeps the parts common to all epochs."""
         if self._made_frames is None:
             self._made_frames = frames_of(self._spark)
         return self._made_frames

@@ -3,8 +3,8 @@
     EpochRequest → PlannedEpoch → EpochRun → TasksDone → EpochOutcome
              planned     an engine runs it   gathered   outcome_of
 
-The request says what the epoch reads, the plan what it does, the run what its tasks acknowledged; gathered is that in
-the order in which the rest of the driver asks for it, and the outcome is where the run stands afterwards.
+The request says what the epoch reads, the plan what it does, and the run what its tasks acknowledged. `TasksDone` has
+the same in the order in which the rest of the driver needs it. The outcome is the driver state afterwards.
 driver/epoch_line.py goes from one to the next.
 """
 
@@ -52,13 +52,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpochRequest:
-    """What an epoch is about.
+    """The request for an epoch.
 
     Attributes:
-        batch_id: of the batch that it reads; None: it goes on with the open one, or does what is due.
+        batch_id: of the batch that it reads; None: it continues the open batch, or does due work.
         time_ms: its processing time.
         drains: it comes after the end of all input.
-        unlimited: it takes as long as it takes, whatever the checkpoint mode says.
+        unlimited: it has no time limit, in any checkpoint mode.
     """
 
     batch_id: int | None
@@ -73,7 +73,7 @@ class EpochRequest:
 
 @dataclass(frozen=True)
 class SourceRead:
-    """Where the source stands after an epoch, and what its logs of seen files got since the one before."""
+    """The position of the source after an epoch, and what its logs of seen files got since the epoch before."""
 
     position: SourcePosition | None
     log_changes: tuple[TaskChanges, ...] = ()
@@ -81,7 +81,7 @@ class SourceRead:
 
 @dataclass(frozen=True)
 class EpochLimits:
-    """Attributes: budget: what the epoch's tasks may take; due_s: when (monotonic) a checkpoint is due that follows."""
+    """Attributes: budget: the limits of the epoch's tasks; due_s: when (monotonic) a checkpoint is due that follows."""
 
     budget: EpochBudget
     due_s: float
@@ -93,15 +93,15 @@ LimitsOf = Callable[[BatchProgress | None], EpochLimits]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedEpoch:
-    """What an epoch is going to do.
+    """The plan of an epoch.
 
     Attributes:
         time: its clock, as the next manifest will have it.
-        clock: what its tasks are told of it; of one that drains, all but the watermark (`acting`).
+        clock: the clock that its tasks get; in an epoch that drains, all of it but the watermark (`acting`).
         acting: the clock that its tasks act by.
-        batch: the batch that it is about, as it is before; None if none is open, nor read.
+        batch: the batch that it is about, as it is before; None if no batch is open or read.
         goes_on: whether the batch was open before.
-        wake: per operator uid the shards that are visited although no row may come.
+        wake: per operator uid the shards that are visited even if no row comes.
         initial: uids of the operators that get their initial state in it.
     """
 
@@ -117,19 +117,19 @@ class PlannedEpoch:
 
     @property
     def has_action(self) -> bool:
-        """Whether any task has something to do; else the epoch is a new clock."""
+        """Return whether any task has something to do; otherwise the epoch only moves the clock."""
         return self.request.reads or bool(self.initial) or any(self.wake.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """When the parts of an epoch were done: monotonic seconds, but for the last.
+    """When the parts of an epoch were done: monotonic seconds, except for `flushed_ms` and `last_row_at_ms`.
 
     Attributes:
         due_s: when a checkpoint was due that follows it.
-        flushed_ms: what a segment took that had to be written before the action could succeed; after `started_s` and
+        flushed_ms: the time to write a segment that the action needed before it could succeed; after `started_s` and
             before `planned_s`.
-        last_row_at_ms: wall clock of the last row processed, in any task, 0 if there was none; None: no task ran.
+        last_row_at_ms: wall clock of the last row processed, in any task, 0 if no row was; None: no task ran.
     """
 
     started_s: float
@@ -141,12 +141,12 @@ class EpochTimes:
 
     @staticmethod
     def of_nothing(now_s: float) -> EpochTimes:
-        """Of a checkpoint that no epoch has just ended in."""
+        """Return the times of a checkpoint in which no epoch has just ended."""
         return EpochTimes(started_s=now_s, due_s=now_s, planned_s=now_s, processed_s=now_s)
 
     @property
     def phases(self) -> dict[str, float]:
-        """How long the parts took, in milliseconds."""
+        """Return how long the parts took, in milliseconds."""
         return {
             "plan": (self.planned_s - self.started_s) * 1000 - self.flushed_ms,
             "process": (self.processed_s - self.planned_s) * 1000,
@@ -155,10 +155,10 @@ class EpochTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRun:
-    """A planned epoch, run.
+    """A planned epoch after it ran.
 
     Attributes:
-        planned: as it was run in the end: limits are dealt out anew when an action is run once more.
+        planned: as it finally ran: limits are dealt out again when an action is run once more.
         acknowledged: one per stage and shard; empty if there was nothing to do.
         event_times: per watermarked column the highest event time of the batch.
         planned_s, processed_s: monotonic.
@@ -181,14 +181,14 @@ class EpochRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksDone:
-    """What the tasks of an epoch did, walked through once.
+    """The work of an epoch's tasks, collected in one pass.
 
     Attributes:
-        ran: of each task of a stage with state the operator's uid, and its acknowledgement.
-        steps: the same for what the driver knows of shards.
-        rows: and for the batch: what each task left of its input.
+        ran: for each task of a stage with state, the operator's uid and the acknowledgement.
+        steps: the same tasks, for the driver's shard index.
+        rows: the same tasks, for the batch: the input that each task left.
         last_row_at_ms: see `EpochTimes`.
-        row_bytes: how wide the widest rows from Spark were, in stages without state too; 0: none came.
+        row_bytes: width of the widest rows from Spark, in stages without state too; 0: no rows came.
     """
 
     ran: tuple[tuple[str, Acknowledgement], ...]
@@ -199,18 +199,18 @@ class TasksDone:
 
 
 def advanced(context: DriverContext, head: Manifest, batch_time_ms: int) -> TimeEntry:
-    """The clock of the epoch that follows a head."""
+    """Return the clock of the epoch that follows a head."""
     return advance(head.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
 
 
 def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosition]) -> bool:
-    """Whether Spark repeats a batch that the head holds.
+    """Return whether Spark repeats a batch that the head holds.
 
     Args:
-        position: that Spark has after the batch; only asked for if the batch is not new.
+        position: Spark's position after the batch; only called if the batch is not new.
 
     Raises:
-        CorruptData: it is another batch of that number: Spark's position does not belong to the head.
+        CorruptData: it is another batch with that number: Spark's position does not belong to the head.
     """
     known = head.source
     if known is None or batch_id > known.batch_id:
@@ -226,7 +226,7 @@ def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosi
 
 
 def planned(request: EpochRequest, before: Standing, context: DriverContext, limits_of: LimitsOf) -> PlannedEpoch:
-    """What the epoch that is asked for does, from where the run stands."""
+    """Plan the requested epoch from the current driver state."""
     head, pipeline = before.interval.head, context.pipeline
     late_ms = head.time.watermark_ms if head.time is not None else 0
     batch = before.batch
@@ -238,7 +238,7 @@ def planned(request: EpochRequest, before: Standing, context: DriverContext, lim
         time = advanced(context, head, request.time_ms)
         batch = BatchProgress.begun(late_ms) if request.reads else None
     limits = limits_of(batch)
-    # The end of all input is not noted as the watermark: a run that goes on from here nevertheless has the one of its
+    # The end of all input is not recorded as the watermark: a run that resumes from here has the watermark of its
     # input.
     acting = replace(time, watermark_ms=END_OF_TIME_MS) if request.drains else time
     stored = {o.uid for o in head.operators}
@@ -258,7 +258,7 @@ def planned(request: EpochRequest, before: Standing, context: DriverContext, lim
 
 
 def gathered(acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage]) -> TasksDone:
-    """What the tasks of an epoch did."""
+    """Collect the work of an epoch's tasks."""
     operators = {number: stage.operator for number, stage in enumerate(stages) if stage.operator is not None}
     functions = {number: functions_of(operator.entry()) for number, operator in operators.items()}
     ran = [(operators[a.stage].uid, a) for a in acknowledged if a.stage in operators]
@@ -282,10 +282,10 @@ def outcome_of(
     source: SourceRead,
     outputs: Sequence[StagedOutput],
 ) -> EpochOutcome:
-    """Where the run stands after an epoch.
+    """Return the driver state after an epoch.
 
     Args:
-        outputs: what it staged, of each sink.
+        outputs: staged by the epoch, of each sink.
     """
     shards = before.shards.after(tasks.steps)
     head = replace(
@@ -309,10 +309,10 @@ def outcome_of(
 
 
 def _batch_after(run: EpochRun, tasks: TasksDone, context: DriverContext, shards: ShardIndex) -> BatchProgress | None:
-    """The batch after an epoch; None if it is done, or if there was none."""
+    """Return the batch after an epoch; None if it is done, or if no batch was open."""
     batch = run.planned.batch
     if batch is None:
-        # Nothing would name them.
+        # No batch would name the rows.
         check(not any(left for a in run.acknowledged for left in a.left.values()), "rows are left without a batch")
         return None
     return batch.after(
@@ -327,6 +327,6 @@ def _batch_after(run: EpochRun, tasks: TasksDone, context: DriverContext, shards
 
 
 def row_bytes_after(before: int, tasks: TasksDone) -> int:
-    """How wide rows from Spark are after an epoch: its own, or as before. An epoch that goes on with a batch gets none
-    from Spark, and the batch may be the wide one."""
+    """Return the width of rows from Spark after an epoch: its own width, or the one before. An epoch that continues a
+    batch gets no rows from Spark, and that batch may be the wide one."""
     return tasks.row_bytes or before

@@ -1,17 +1,17 @@
-"""How long an epoch may take, and how that is dealt out over its operators and shards; pure.
+"""How long an epoch may take, and how its time is divided among operators and shards; pure.
 
-In a mode with a deadline an epoch ends when its time is up, whatever its batch still has. Spark runs the operators of a
-chain one after the other, so each has a deadline of its own: a share of the epoch's time, by what operators took
-before. There are two plans:
+In a mode with a deadline an epoch ends when its time is up, even if rows of its batch are left. Spark runs the
+operators of a chain one after the other, so each operator has a separate deadline: a share of the epoch's time,
+weighted by how long operators took before. There are two plans:
 
-- *apart*: the deadline holds at each operator. What is due is done at the first operator that is not settled: its input
-  is complete; those below it wait for an epoch of their own.
-- *together*: operators with others by event time below them finish, whatever the time, and what is due is done at all
-  of them. So a batch that is small takes one epoch, as without a deadline.
+- *apart*: the deadline holds at each operator. Due work is done at the first operator that is not settled, because its
+  input is complete; operators below it wait for a later epoch.
+- *together*: operators with others by event time below them finish, even past the deadline, and due work is done at all
+  of them. So a small batch takes one epoch, as without a deadline.
 
-Which of them: *together* if what waits, or else the batch before, shows that it will fit. The first batch of a run is
-apart: after an outage it is the largest. Its first epochs are short, too, so that the job gets on however often it
-dies.
+The plan is *together* if the waiting rows, or else the batch before, show that the batch will fit. The first batch of a
+run is *apart*, because after an outage it is the largest. Its first epochs are also short, so that the job advances
+even if it dies often.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from state_runtime.task.slicing import NO_LIMITS, StageBudget
 __all__ = ["BudgetPlanner", "EpochBudget"]
 
 _FIRST_EPOCH_S = 2.0
-"""Of a run; each one after it may take twice as long, up to the mode's time."""
+"""Of the first epoch of a run; each one after it may take twice as long, up to the mode's time."""
 _SURE = 0.5
 """Work that takes this share of the time is sure to fit."""
 _NEWEST = 0.5
-"""Weight of the newest epoch among those that times and rates are learned from."""
+"""Weight of the newest epoch in the learned times and rates."""
 
 
 @dataclass(frozen=True)
 class EpochBudget:
-    """What one epoch may do.
+    """The limits of one epoch.
 
     Attributes:
-        within_s: its time; None: as long as it takes.
+        within_s: its time; None: no limit.
         stages: per operator uid.
-        does_due: uids of the operators that do what is due.
-        due_after_s: so long after its beginning a checkpoint is due, however long the epoch may take.
+        does_due: uids of the operators that do their due work.
+        due_after_s: time from its beginning until a checkpoint is due, however long the epoch may take.
     """
 
     within_s: float | None
@@ -54,14 +54,14 @@ class EpochBudget:
 
 @dataclass
 class _Seen:
-    """What an operator's newest epochs showed.
+    """Measurements of an operator's newest epochs.
 
     Attributes:
         rows_per_s: of a task.
         took_s: of its slowest task.
-        shards: per shard rows that came.
-        late_s: so long after its time began the first of its tasks began, in epochs that read a batch (True), which has
-            to be planned first, and in those that go on with one, which begin at once.
+        shards: per shard the rows that came.
+        late_s: the delay from the beginning of its time to the beginning of its first task: in epochs that read a
+            batch (True), which has to be planned first, and in epochs that continue one, which begin at once.
     """
 
     rows_per_s: float = 0.0
@@ -93,17 +93,17 @@ class BudgetPlanner:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the first batch of the run is under way and takes more than one epoch: other work waits."""
+        """Return whether the first batch of the run is under way and takes more than one epoch: other work waits."""
         return self._batches == 0 and self._epochs > 0 and self._settings.checkpoint.mode != "aligned"
 
     def plan(self, batch: BatchProgress | None, *, reads: bool, now_ms: int, until_checkpoint_s: float) -> EpochBudget:
-        """The budget of the next epoch.
+        """Return the budget of the next epoch.
 
         Args:
-            batch: that is open; None if there is none.
+            batch: the open batch; None if no batch is open.
             reads: whether the epoch reads a batch.
             now_ms: wall clock at which it begins.
-            until_checkpoint_s: until a checkpoint is due; 0 if one follows in any case.
+            until_checkpoint_s: time until a checkpoint is due; 0 if one follows in any case.
         """
         uids = [o.uid for o in self._operators]
         within_s = self._within_s(until_checkpoint_s)
@@ -141,7 +141,7 @@ class BudgetPlanner:
             self._seen[uid] = replace(_learned(self._seen[uid], acknowledged), late_s=late_s)
 
     def seen_of_batch(self, started_s: float, ended_s: float, *, is_done: bool) -> None:
-        """Learn from an epoch about a batch.
+        """Learn about a batch from an epoch.
 
         Args:
             started_s, ended_s: monotonic, of the epoch.
@@ -155,7 +155,7 @@ class BudgetPlanner:
             self._batch_epochs = 0
 
     def batch_done(self, took_s: float, epochs: int) -> None:
-        """A batch is done.
+        """Note that a batch is done.
 
         Args:
             took_s, epochs: all of its epochs.
@@ -177,13 +177,13 @@ class BudgetPlanner:
         return max(mode_s, until_checkpoint_s)
 
     def _ends(self, batch: BatchProgress, within_s: float) -> dict[str, float]:
-        """When, after the beginning of the epoch, the time of each operator is up."""
+        """Return when the time of each operator is up, in seconds after the beginning of the epoch."""
         known = [s.took_s for s in self._seen.values() if s.took_s]
         usual = sum(known) / len(known) if known else 1.0
         weights = {o.uid: 0.0 if o.uid in batch.settled else self._seen[o.uid].took_s or usual for o in self._operators}
         total = sum(weights.values()) or 1.0
         ends, so_far = {}, 0.0
-        # Where Spark takes long to begin, that is not taken from the rows: such epochs would process next to nothing.
+        # Spark's delay is not taken from the time for rows: such epochs would process next to nothing.
         late_s = {uid: self._seen[uid].late_s.get(self._reads, 0.0) for uid in weights if weights[uid]}
         shorter = min(1.0, within_s / (sum(late_s.values()) or 1.0))
         for uid, weight in weights.items():
@@ -200,7 +200,7 @@ class BudgetPlanner:
         return late_s * _NEWEST + before_s * (1 - _NEWEST)
 
     def _fits(self, batch: BatchProgress, within_s: float) -> bool:
-        """Whether what waits is sure to be done in time, in whatever shard there is most of it."""
+        """Return whether the waiting rows are sure to be done in time, also in the shard with the most of them."""
         needed_s = 0.0
         for operator in self._operators:
             waiting = batch.rows_of_shards(operator.uid, self._parallelism)
@@ -217,8 +217,8 @@ class BudgetPlanner:
     # --- how much may wait ---------------------------------------------------------------------------------------
 
     def _keep_bytes(self, batch: BatchProgress, *, reads: bool) -> dict[str, tuple[int, ...]]:
-        """Per operator and shard what it may leave: half of all evenly, half by what waits there now or, where nothing
-        does, by the rows that came before."""
+        """Return the bytes that each shard of an operator may leave: half of the total is divided evenly, half by the
+        rows that wait there now or, if no rows wait, by the rows that came before."""
         cells = {uid: [0.0] * self._parallelism for uid in self._seen}
         for uid, of_shards in cells.items():
             waiting = batch.rows_of_shards(uid, self._parallelism)

@@ -1,17 +1,17 @@
 """One epoch from its input to its report, in a line:
 
-1. read      where the source stands, and what its logs of seen files got
-2. plan      what the epoch does, by the run's state (driver/epoch.py)
+1. read      the position of the source, and what its logs of seen files got
+2. plan      the epoch's work, by the run's state (driver/epoch.py)
 3. run       one action of the engine; tasks restore, process, log and acknowledge (driver/engine.py)
-4. gather    what the tasks acknowledged, walked through once
-5. state     where the run stands now; it is pending until a manifest names it (driver/driver_state.py)
+4. gather    the acknowledgements of the tasks, collected in one pass
+5. state     the new driver state; it is pending until a manifest names it (driver/driver_state.py)
 6. commit    if a checkpoint is due, by default after each epoch: segment, manifest (driver/checkpointer.py)
-7. publish   what sinks staged gets its final name
+7. publish   the staged output of the sinks gets its final name
 8. report    the epoch's numbers, and those of its tasks
 
 With a checkpoint interval some epochs end without 6 and 7. A crash between any two steps is repaired by the next run:
-before the manifest the epochs are run again from the previous snapshot, after it the next run publishes what the
-manifest names and resumes behind it.
+before the manifest the epochs are run again from the previous snapshot. After the manifest the next run publishes the
+output that the manifest names and resumes behind it.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class EpochLine:
 
     Args:
         wait: see `Retries`.
-        skipped_rows: how many rows the sources have passed over since it was last asked.
-        is_savepoint_asked: whether a checkpoint of the head would be a savepoint's.
+        skipped_rows: returns how many rows the sources have skipped since its last call.
+        is_savepoint_asked: whether a checkpoint of the head would belong to a requested savepoint.
 
     Attributes:
         progress: numbers of the newest epoch.
-        tasks: what the tasks of the newest epochs did, one by one.
+        tasks: the work of the newest epochs' tasks, one by one.
         row_bytes: of the newest rows that came from Spark, see `row_bytes_after`; 0 before the first.
     """
 
@@ -123,18 +123,18 @@ class EpochLine:
 
     @property
     def is_unproven(self) -> bool:
-        """Whether the run is on trial and has not shown yet that it can restore every shard and commit: the first epoch
+        """Whether the run is on trial and has not yet shown that it can restore every shard and commit. The first epoch
         shows it, whether rows come or not."""
         return self._context.on_trial and self._state.epochs == 0
 
     def run(self, frame: DataFrame, request: EpochRequest) -> bool:
-        """One epoch; whether it ended in a checkpoint that a savepoint was asked for.
+        """Run one epoch. Return whether it ended in a checkpoint for a requested savepoint.
 
         Args:
             frame: the batch, or a frame of its columns without rows.
 
         Raises:
-            StillstateError: typed; the driver's state may hold what never happened.
+            StillstateError: typed; the driver state may hold changes that never happened.
         """
         numbers, tasks, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
         self.row_bytes = row_bytes_after(self.row_bytes, tasks)
@@ -143,7 +143,7 @@ class EpochLine:
         return is_for_savepoint
 
     def checkpoint(self) -> None:
-        """A checkpoint between two epochs, of what is pending.
+        """Make a checkpoint of the pending changes, between two epochs.
 
         Raises:
             StillstateError: see `run`.
@@ -152,7 +152,7 @@ class EpochLine:
         self._report(self.retries.take("the checkpoint before epoch", alone))
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait so long for a fold, then end it, and give up what the run holds of Spark."""
+        """Wait for a fold up to the timeout, then end it, and release the run's resources in Spark."""
         self.checkpointer.close(fold_timeout_s)
         self.engine.close()
 
@@ -169,7 +169,7 @@ class EpochLine:
             tasks = gathered(run.acknowledged, self._context.pipeline.stages)
             times = _times_of(run, tasks, started_s)
             numbers = self._advance(run, tasks, source, times)
-            # Asked after the action: a savepoint that was asked for during it need not wait for the next epoch.
+            # Asked after the action: a savepoint that was requested during it need not wait for the next epoch.
             is_for_savepoint = self._is_savepoint_asked()
             if self.checkpointer.is_due() or is_for_savepoint or proves:
                 committed = self.checkpointer.commit(numbers, times)
@@ -185,7 +185,7 @@ class EpochLine:
         return SourceRead(position, tuple(source_log_changes(source, lines) for source, lines in lines_of.items()))
 
     def _limits_of(self, request: EpochRequest, batch: BatchProgress | None) -> EpochLimits:
-        """What an epoch that begins now may take, without a batch whatever it takes."""
+        """Return the limits of an epoch that begins now; without a batch it has no time limit."""
         clock, interval = self._context.clock, self._state.interval
         interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()
         left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
@@ -198,7 +198,7 @@ class EpochLine:
         return EpochLimits(budget, now_s + budget.due_after_s)
 
     def _advance(self, run: EpochRun, tasks: TasksDone, source: SourceRead, times: EpochTimes) -> Progress:
-        """Make what an epoch did the run's state; its numbers as far as they are known."""
+        """Make the work of an epoch the driver state. Return the numbers known until now."""
         context, state, clock = self._context, self._state, run.planned.clock
         if run.planned.has_action:
             self._odd_times.look(run.planned.request.time_ms, run.event_times)
@@ -233,9 +233,9 @@ class EpochLine:
         return replace(numbers, moved_shards=moved, inflight=inflight, segment_bytes=segment_bytes)
 
     def _leave_pending(self, numbers: Progress, times: EpochTimes) -> Progress:
-        """The end of an epoch without a checkpoint; its numbers.
+        """End an epoch without a checkpoint. Return its numbers.
 
-        What it changed is flushed if it is too much to be held in memory, or if nothing but the memory has it.
+        Its changes are flushed if they are too large for memory, or if nothing but the memory has them.
         """
         state = self._state
         segment_bytes, flushed_ms = 0, 0.0
@@ -259,7 +259,7 @@ class EpochLine:
         return replace(numbers, epochs=state.interval.epochs)
 
     def _flush(self) -> tuple[int, float]:
-        """Write the changes in memory as a segment; its bytes, and the milliseconds that it took."""
+        """Write the changes in memory as a segment. Return its bytes, and the milliseconds that it took."""
         begun_s = self._context.clock.monotonic_s()
         written = self.checkpointer.flush()
         took_ms = (self._context.clock.monotonic_s() - begun_s) * 1000
@@ -274,7 +274,7 @@ class EpochLine:
         try:
             self._on_progress(progress)
         except Exception:
-            # The epoch is done; whoever watches it must not be able to end the job.
+            # The epoch is done; an observer of the progress must not be able to end the job.
             _LOG.exception("the progress callback failed for epoch %d", progress.epoch)
 
 
@@ -290,7 +290,7 @@ def _times_of(run: EpochRun, tasks: TasksDone, started_s: float) -> EpochTimes:
 
 
 def _log_restores(tasks: TasksDone) -> None:
-    """A line for each shard that had to be restored; the sums are in the progress."""
+    """Log a line for each shard that had to be restored; the sums are in the progress."""
     for uid, a in tasks.ran:
         if a.restored:
             _LOG.info(

@@ -3,8 +3,8 @@
     batch → (observe event time) → [partial rows] → hash → [initial state] → [wake rows] → repartitionById → [seats]
     → mapInArrow → … → nothing
 
-A plan ends without rows: what tasks did comes back as acknowledgements (docs/design/0002). Where nothing but the batch
-and the stages' functions differs from an epoch before, its plan is taken again (docs/design/0038-rebound.md).
+A plan ends without rows: tasks report by acknowledgements (docs/design/0002). If only the batch and the stages'
+functions differ from an earlier epoch, its plan is used again (docs/design/0038-rebound.md).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _OF_RUNTIME = (HASH_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What to run, and where its event times will be seen.
+    """The plan to run, and where its event times will be seen.
 
     Attributes:
-        run: the epoch happens, and no row comes back.
-        seen: after `run`, the highest event time of each column; nothing if nothing came.
+        run: runs the epoch; no row comes back.
+        seen: after `run`, the highest event time of each column; nothing if no row came.
     """
 
     run: Callable[[], None]
@@ -48,7 +48,7 @@ class EpochPlan:
     seen: Callable[[], Sequence[int | None]]
 
     def event_time_ms(self) -> Mapping[str, int | None]:
-        """After the action: per watermarked column the highest event time of the batch; None where it had no rows."""
+        """Return, after the action, per watermarked column the highest event time of the batch; None without rows."""
         seen = self.seen()
         return {column.name: seen[number] if seen else None for number, column in enumerate(self.columns)}
 
@@ -73,11 +73,11 @@ def plan_epoch(
         frame: the batch, or a frame of its columns without rows.
         frames: makes its steps.
         task: the function of a stage, by its number.
-        wake: per operator uid the shards that something is due in: they are visited although no row may come.
-        beginning: operators that have no state so far and get their initial one.
+        wake: per operator uid the shards with due work: they are visited even if no row comes.
+        beginning: operators that have no state yet and get their initial one.
         seats: keep each shard on its executor; None leaves it to Spark.
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
-        is_batch: Spark handed it over, in the thread that this is called from.
+        is_batch: Spark handed the frame over, in the thread that calls this.
         narrow: one task gets the rows of all shards; nothing is shuffled.
     """
     made = frames()
@@ -97,13 +97,13 @@ def plan_epoch(
     learns = shape is not None and made.learns(shape)
     has_looked = job_watch(frame.sparkSession) if learns else None
     steps = _planned(made, frame, pipeline, functions, asked)
-    # What a plan of its own observed is not told for the plan that it is in.
+    # Event times that a nested plan observes are not reported to the plan that contains it.
     seen = at_nodes if watched else partial(steps.seen, steps.frames[0])
     done = EpochPlan(partial(made.run, steps.leaves), pipeline.watermarks, seen)
     if has_looked is None:
         return done
-    # A transform that looked at rows to make its plan does so in each epoch. It may have been another query's job: then
-    # a later epoch's plan is kept.
+    # A transform that looked at rows to make its plan does so in each epoch, so such a plan is not kept. The look may
+    # have been another query's job: then a later epoch's plan is kept.
     looked = has_looked()
 
     def run() -> None:
@@ -115,7 +115,7 @@ def plan_epoch(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of an epoch's plan; see `plan_epoch`."""
+    """The arguments of an epoch's plan; see `plan_epoch`."""
 
     parallelism: int
     wake: Mapping[str, Sequence[int]]
@@ -126,7 +126,7 @@ class _Asked:
 
     @property
     def shape(self) -> Hashable | None:
-        """What plans are the same of, but for their rows and functions; None: of this one there is no other."""
+        """The properties that two plans share if they differ only in rows and functions; None: no plan is the same."""
         if self.beginning or self.seats is not None:
             return None
         woken = tuple(sorted((uid, *shards) for uid, shards in self.wake.items() if shards))
@@ -151,7 +151,7 @@ class _Planned:
 def _planned(
     made: Frames, frame: DataFrame, pipeline: CompiledPipeline, functions: Sequence[StageFunction], asked: _Asked
 ) -> _Planned:
-    """The batch through all nodes of the graph."""
+    """Pass the batch through all nodes of the graph."""
     seen: Seen = _nothing
     if observed := tuple(f"max({column.sql})" for column in pipeline.watermarks if column.node is None):
         frame, seen = made.observe(frame, observed)
@@ -161,7 +161,7 @@ def _planned(
     rows: dict[int, DataFrame] = {}
     for index, node in enumerate(pipeline.graph.nodes):
         if isinstance(node, SinkNode):
-            continue  # in the stage of the node that it hangs on
+            continue  # it is in the stage of the node that it is attached to
         given = [rows[edge.node] for edge in node.inputs] or [frame]
         last = node.code.function(*given) if isinstance(node, SegmentNode) else given[0]
         if index in stages:
@@ -182,7 +182,7 @@ def _planned(
 def _staged(
     made: Frames, frame: DataFrame, stage: Stage, function: StageFunction, number: int, asked: _Asked
 ) -> tuple[DataFrame, ...]:
-    """The frames of a stage: one, or two where Spark aggregates the rows of the first."""
+    """Return the frames of a stage: one, or two where Spark aggregates the rows of the first."""
     columns = stage.columns
     before: tuple[DataFrame, ...] = ()
     if stage.operator is not None:
@@ -203,7 +203,7 @@ def _staged(
 
 
 def _placed(made: Frames, frame: DataFrame, asked: _Asked) -> DataFrame:
-    """Each row in the task of its shard."""
+    """Place each row in the task of its shard."""
     if asked.narrow:
         return frame.coalesce(1)
     shard = shard_sql(HASH_COLUMN, asked.parallelism)
@@ -217,13 +217,13 @@ def _nothing(_: DataFrame) -> Sequence[int | None]:
 
 
 def _aggregated(aggregate: Aggregate, frame: DataFrame, rows: PartialRows) -> DataFrame:
-    """The partial rows of a frame, with the runtime's columns; they have no place in the input."""
+    """Return the partial rows of a frame, with the runtime's columns; they have no place in the input."""
     runtime = runtime_columns(rows.keys, place="CAST(0 AS BIGINT)")
     return aggregate(frame, _TASK, rows.by, rows.aggregates, (*map(quoted, rows.columns), *runtime))
 
 
 def _with_wake_rows(made: Frames, frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:
-    """A row per shard that holds nothing but a hash of it: a task without rows could not tell which one it is."""
+    """Add a row per shard that holds only a hash of it: a task without rows could not tell which shard it is."""
 
     def rows_of_all() -> DataFrame:
         return frame.sparkSession.range(0, parallelism, 1, 1).selectExpr(
@@ -238,7 +238,7 @@ def _with_wake_rows(made: Frames, frame: DataFrame, shards: Sequence[int], paral
 
 
 def _with_initial_state(frame: DataFrame, initial: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    """The rows of the initial state beside those of the input, in a column of their own."""
+    """Add the rows of the initial state to those of the input, in a separate column."""
     whole = f"struct({', '.join(quoted(name) for name in initial.columns)}) AS {INITIAL_COLUMN}"
     rows = initial.selectExpr(whole, *runtime_columns(keys))
     return frame.unionByName(rows, allowMissingColumns=True)

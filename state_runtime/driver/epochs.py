@@ -1,11 +1,11 @@
 """The epochs of a run, one after the other: which one may begin, and who waits for it.
 
-One call of `EpochDriver.run_batch` is one epoch, or as many as the batch takes; so is one of `run_without_batch`, when
-something is due and no row comes. What an epoch does is in driver/epoch_line.py.
+One call of `EpochDriver.run_batch` is one epoch, or as many as the batch takes. So is one call of `run_without_batch`,
+when work is due and no row comes. driver/epoch_line.py has the steps of an epoch.
 
-By default each epoch ends in a checkpoint; with a checkpoint interval, some do, and none is needed for one to be made.
-A savepoint that was asked for needs one: it comes after the epoch that is under way. Then Spark writes its commit log,
-which is scratch.
+By default each epoch ends in a checkpoint; with a checkpoint interval, some do, and a checkpoint can be made without an
+epoch. A requested savepoint needs a checkpoint: it comes after the epoch that is under way. Then Spark writes its
+commit log, which is scratch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EpochDriver:
-    """Runs epochs of one run, one at a time: it says which one begins, and `EpochLine` what each of them does.
+    """Runs epochs of one run, one at a time: it decides which one begins, and `EpochLine` runs each of them.
 
     Life cycle: made after the fencing snapshot → `publish_pending` once → (`run_batch` | `run_without_batch` |
     `checkpoint_if_due` | `savepoint_if_asked`)* → `stop` → (`drain`) → `finish` → `close`. After an error it refuses
@@ -49,11 +49,11 @@ class EpochDriver:
     `Retries`.
 
     Args:
-        wait: waits for so many seconds before a failed epoch is tried again, and says whether to give up instead.
-        skipped_rows: how many rows the sources have passed over since it was last asked.
+        wait: waits the given seconds before a failed epoch is tried again; returns whether to abandon it instead.
+        skipped_rows: returns how many rows the sources have skipped since its last call.
 
     Attributes:
-        lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
+        lock: held during an epoch. The query is stopped under this lock, so that no epoch is cut in the middle.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EpochDriver:
 
     @property
     def tasks(self) -> TaskHistory:
-        """What the tasks of the newest epochs did, one by one."""
+        """The work of the newest epochs' tasks, one by one."""
         return self._line.tasks
 
     @property
@@ -112,7 +112,7 @@ class EpochDriver:
         return self._line.row_bytes
 
     def restoring(self) -> tuple[int, int]:
-        """While the first epoch with shards of an earlier run is under way: shards that are done, and all. Else (0, 0).
+        """Shards done and in total, while the first epoch with shards of an earlier run is under way. Else (0, 0).
 
         For the heartbeat, from its thread: Spark delivers acknowledgements one by one as tasks end.
         """
@@ -120,34 +120,34 @@ class EpochDriver:
         return (0, 0) if done is None or self.epochs > 0 else (min(done, total), total)
 
     def mark(self) -> tuple[int, int, int]:
-        """Changes whenever the run gets on: epochs that ended, attempts that failed, acknowledgements that came. For
-        any thread."""
+        """A value that changes whenever the run advances: epochs that ended, attempts that failed, acknowledgements
+        that arrived. For any thread."""
         return self.epochs, self._line.retries.failures, self._line.engine.arrived() or 0
 
     # --- what the run calls --------------------------------------------------------------------------------------
 
     def publish_pending(self, spark: SparkSession) -> None:
-        """Publish what the newest snapshot names; see `Checkpointer.publish_pending`."""
+        """Publish the output that the newest snapshot names; see `Checkpointer.publish_pending`."""
         self._line.checkpointer.publish_pending(spark)
 
     @property
     def is_ending(self) -> bool:
-        """Whether a savepoint was asked for after which the job is to stop, and nothing but that is left to do."""
+        """Whether a savepoint was requested after which the job stops, and nothing else is left to do."""
         return self._stopping.is_set() or (self._savepoints is not None and self._savepoints.is_drain_asked)
 
     def stop(self) -> None:
-        """Let no further epoch of a batch begin, and wait for the one that is under way."""
+        """Let no further epoch of a batch begin, and wait for the one under way."""
         self._stopping.set()
         with self.lock:
             return
 
     def close(self, fold_timeout_s: float) -> None:
-        """After `stop`: wait so long for a fold, then end it, and give up what the run holds of Spark."""
+        """Wait, after `stop`, for a fold up to the timeout, then end it, and release the run's resources in Spark."""
         self._line.close(fold_timeout_s)
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
-        """As many epochs as the batch takes, after those that the one before it still takes; the function that Spark
-        calls.
+        """Run as many epochs as the batch takes, after those that the batch before still takes. Spark calls this
+        function.
 
         Raises:
             StillstateError: typed, also for errors of tasks; Spark's query ends with it.
@@ -162,7 +162,7 @@ class EpochDriver:
         self._finish_batch(frame)
 
     def _finish_batch(self, frame: DataFrame) -> None:
-        """Go on with the open batch, until it is done or the run is to stop. Between two epochs others have their turn.
+        """Continue the open batch, until it is done or the run is to stop. The lock is free between two epochs.
 
         Args:
             frame: of the source's columns.
@@ -181,7 +181,7 @@ class EpochDriver:
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
-        """The lock, and whether an epoch may begin."""
+        """Hold the lock. Yield whether an epoch may begin."""
         with self.lock:
             if self._stopping.is_set() or self.failure is not None:
                 yield False
@@ -190,8 +190,8 @@ class EpochDriver:
                 yield True
 
     def is_due(self) -> bool:
-        """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
-        moved."""
+        """Return whether an epoch without a batch has something to do: processing time has reached a timer, or the
+        watermark moved."""
         with self.lock:
             is_due = self._is_due(self._now_ms())
             self._epochs_when_nothing_was_due = -1 if is_due else self.epochs
@@ -199,8 +199,8 @@ class EpochDriver:
 
     @property
     def has_nothing_to_do(self) -> bool:
-        """Whether no epoch is under way, and nothing was due when `is_due` was last asked, which was after the last
-        epoch. For any thread: it waits for none."""
+        """Return whether no epoch is under way, and nothing was due at the last call of `is_due`, which was after the
+        last epoch. For any thread: it never blocks."""
         return not self._is_at_work and self._epochs_when_nothing_was_due == self.epochs
 
     @property
@@ -209,11 +209,11 @@ class EpochDriver:
         return self._line.is_unproven
 
     def run_without_batch(self, empty: DataFrame) -> None:
-        """One epoch that Spark does not start; nothing happens if nothing is due any more, no batch is open, and the
-        run has nothing to prove.
+        """Run one epoch that Spark does not start. Do nothing if nothing is due any more, no batch is open, and the run
+        has nothing to prove (`is_unproven`).
 
-        As Spark's own batches without data: for event time one whenever the watermark moved, for processing time when a
-        timer is due. If no shard has anything to do, the epoch is a new clock, and no Spark job runs.
+        Like Spark's own batches without data: for event time one whenever the watermark moved, for processing time when
+        a timer is due. If no shard has anything to do, the epoch only moves the clock, and no Spark job runs.
 
         Args:
             empty: a frame of the source's columns without rows.
@@ -230,7 +230,7 @@ class EpochDriver:
                 self._run(empty, None, now_ms)
 
     def checkpoint_if_due(self) -> None:
-        """A checkpoint between two epochs, if the time for one is up: the source may be idle, and output waits for it.
+        """Make a checkpoint between two epochs, if one is due: the source may be idle, and output waits for it.
 
         Raises:
             StillstateError: see `run_batch`.
@@ -242,8 +242,8 @@ class EpochDriver:
                 self._line.checkpoint()
 
     def savepoint_if_asked(self) -> None:
-        """Begin the savepoints that were asked for, after a checkpoint if anything is pending: between two epochs, for
-        an idle source.
+        """Begin the requested savepoints, after a checkpoint if anything is pending: between two epochs, for an idle
+        source.
 
         Raises:
             StillstateError: see `run_batch`; of the checkpoint, never of a savepoint.
@@ -255,8 +255,8 @@ class EpochDriver:
                 self._checkpoint_and_begin()
 
     def drain(self, empty: DataFrame) -> None:
-        """The end of all input, after `stop`: the watermark goes to its end, every window and event-time timer fires,
-        and the last checkpoint says that it did. Timers of processing time that are not due stay.
+        """End all input, after `stop`: the watermark goes to its end, every window and event-time timer fires, and the
+        last checkpoint records that. Timers of processing time that are not due stay.
 
         Args:
             empty: a frame of the source's columns without rows.
@@ -270,8 +270,7 @@ class EpochDriver:
             with self._failing():
                 while self._state.batch is not None:
                     self._run(empty, None, self._now_ms(), unlimited=True)
-                # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
-                # ends.
+                # Timers fire timers, and each round is an epoch. Code whose timer always sets the next one never ends.
                 epochs_max = self._context.settings.checkpoint.drain_epochs_max
                 for _ in range(epochs_max):
                     self._run(empty, None, self._now_ms(), drains=True)
@@ -285,7 +284,7 @@ class EpochDriver:
             self._checkpoint_and_begin()
 
     def finish(self) -> None:
-        """The last checkpoint of a run that ends well: what is pending becomes durable, and its output visible.
+        """Make the last checkpoint of a run that ends well: pending changes become durable, and their output visible.
 
         Raises:
             StillstateError: see `run_batch`.
@@ -301,14 +300,14 @@ class EpochDriver:
         self._begin_savepoints()
 
     def _begin_savepoints(self) -> None:
-        """Of the newest snapshot, which is what the run stands at. It cannot be given up before it is pinned: it is the
-        newest."""
+        """Begin savepoints of the newest snapshot, which is the state of the run. It cannot expire before it is pinned,
+        because it is the newest."""
         if self._savepoints is not None and self._savepoints.begin(self._committer.last):
             self._stopping.set()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Keep an error as the run's failure, and take back what the run leaves of epochs that nobody will ever see."""
+        """Keep an error as the run's failure, and remove the objects of epochs that no reader will ever see."""
         self._is_at_work = True
         try:
             yield
@@ -343,13 +342,13 @@ class EpochDriver:
         drains: bool = False,
         unlimited: bool = False,
     ) -> None:
-        """One epoch, of a batch or (None) without one, which goes on with a batch that is open; then the savepoints
-        that were asked for, if it ended in a checkpoint for them."""
+        """Run one epoch, of a batch or (None) without one, which continues an open batch; then begin the requested
+        savepoints, if it ended in a checkpoint for them."""
         request = EpochRequest(batch_id, time_ms, drains=drains, unlimited=unlimited or drains)
         if self._line.run(frame, request):
             self._begin_savepoints()
 
     def _is_savepoint_asked(self) -> bool:
-        """Whether a checkpoint of the head would be a savepoint's."""
+        """Return whether a checkpoint of the head would belong to a requested savepoint."""
         is_open = self._state.batch is not None
         return self._savepoints is not None and self._savepoints.is_asked(batch_is_open=is_open)

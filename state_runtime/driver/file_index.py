@@ -1,4 +1,4 @@
-"""With the changelog off: what the driver knows of all shards' files, and what becomes of the logs of seen files."""
+"""With the changelog off: the driver's index of all shards' files, and how the logs of seen files are carried on."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FileIndex:
 
     Attributes:
         known: objects that were in the listing of the snapshot that the run began from: a shard of another parallelism
-            may go on with them.
-        entry: the object that holds `listing`; None if there is none yet.
-        flushed: the newest object with a listing. Epochs since may have changed shards: of every other one it tells.
+            may continue with them.
+        entry: the object that holds `listing`; None if it is not written yet.
+        flushed: the newest object with a listing. Later epochs may have changed shards; of all others it is current.
         new: objects that tasks uploaded since the newest manifest.
         complete: whether every shard with state is in it. If not, the first epoch must visit all of them.
     """
@@ -47,15 +47,15 @@ class FileIndex:
 
     @property
     def uploaded(self) -> set[str]:
-        """What tasks have uploaded since the newest manifest and the listing still names."""
+        """Objects that tasks have uploaded since the newest manifest and that the listing still names."""
         return _paths(self.listing.shards) & self.new
 
     @staticmethod
     def begin(root: Store, last: Manifest, parallelism: int, operators: Collection[str]) -> FileIndex:
-        """At the start of a run.
+        """Return the index at the start of a run.
 
         Args:
-            last: the snapshot that it goes on from.
+            last: the snapshot that the run resumes from.
             operators: uids of the pipeline's.
 
         Raises:
@@ -70,10 +70,10 @@ class FileIndex:
         return FileIndex(ShardListing(last.job_uid, parallelism), known, complete=not stored)
 
     def after(self, persisted: Iterable[PersistedFiles]) -> FileIndex:
-        """After an epoch.
+        """Return the index after an epoch.
 
         Raises:
-            CorruptData: a task went on with a file that no listing names: nobody would keep it.
+            CorruptData: a task continued with a file that no listing names: nothing would protect it from deletion.
         """
         changed = [(p, p.shard) for p in persisted if p.shard is not None]
         if not changed:
@@ -91,7 +91,7 @@ class FileIndex:
         return replace(self, listing=listing, entry=None, new=new, complete=True)
 
     def written(self, root: Store, *, term: int, snapshot_id: int, ids: Ids) -> FileIndex:
-        """With the listing on the store, for the snapshot to come.
+        """Write the listing to the store, for the next snapshot, and return the index with it.
 
         Raises:
             InvalidConfiguration: it is too large. StoreUnavailable, OutcomeUnknown: see `Store.create`.
@@ -104,7 +104,7 @@ class FileIndex:
         path = listing_path(term, f"{snapshot_id:020d}-{ids.uid()}")
         if root.create(path, body) is not Created.MINE:  # a 128-bit random name: only a broken store gets here
             raise FileExistsError(f"{path} in {root.url} exists although its name was just drawn")
-        # Of a mixed listing the commoner backend: shards that could not be written locally are Arrow.
+        # A mixed listing has the more frequent backend: shards that could not be written locally are Arrow.
         rocksdb = sum(s.backend == "rocksdb" for s in listing.shards)
         entry = ShardFilesEntry(
             path=path,
@@ -119,11 +119,11 @@ class FileIndex:
         return replace(self, entry=entry, flushed=entry)
 
     def checkpointed(self) -> FileIndex:
-        """After a manifest that names the listing: what only older ones named may go."""
+        """Return the index after a manifest that names the listing: objects that only older listings named may go."""
         return replace(self, known=frozenset(), new=frozenset())
 
     def of_tasks(self) -> Mapping[str, ListedFiles]:
-        """What tasks need of it, by operator uid."""
+        """Return the listed files that tasks need, by operator uid."""
         by_operator: dict[str, list[ShardFiles]] = {}
         for shard in self.listing.shards:
             by_operator.setdefault(shard.operator, []).append(shard)
@@ -133,10 +133,10 @@ class FileIndex:
 def carried_source_logs(
     root: Store, last: Manifest, pending: tuple[SegmentEntry, ...], *, in_shape: bool, ids: Ids
 ) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...]]:
-    """Layers and segments of the next manifest: nothing but what sources have seen.
+    """Return layers and segments of the next manifest, which have only the logs of files that sources have seen.
 
     Args:
-        in_shape: whether `last` has no more than that already.
+        in_shape: whether `last` has nothing else already.
 
     Raises:
         MissingFile, CorruptSegment: the log of a source is damaged. StoreUnavailable: try again.

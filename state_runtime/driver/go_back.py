@@ -1,10 +1,10 @@
-"""Content that a job goes back to and that lies outside of its own root: where it is found, and how it gets there.
+"""Content outside its own root that a job goes back to: where it is found, and how it is copied into the root.
 
-A savepoint or a copy holds a snapshot of the job under the same names. What is named is what is used: an object of the
-root counts only if its bytes are those that the manifest says. Before a fencing snapshot names them, all others are
-replaced by the place's objects, whose bytes are checked too. Names of objects are used once, so every other snapshot
-that names a replaced object needs the same bytes. A crash in between leaves objects as they were or repaired, and
-objects that collection removes.
+A savepoint or a copy holds a snapshot of the job under the same names. The named bytes are used: an object of the root
+counts only if its bytes are those that the manifest says. Before a fencing snapshot names them, all other objects are
+replaced by those of the place, whose bytes are checked too. Names of objects are used once, so every other snapshot
+that names a replaced object needs the same bytes. A crash in between leaves objects unchanged or repaired, and objects
+that garbage collection removes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manifest:
-    """A snapshot that lies elsewhere, as content for a job to go back to; `bringing` gets its data into the job's root.
+    """Return a snapshot stored elsewhere as content for a job to go back to; `bringing` copies its data into the root.
 
     Args:
         newest: of the job.
@@ -64,19 +64,19 @@ def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manif
     own = _own_one(catalog, opened)
     if own is None:
         return brought_content(manifest)
-    # A savepoint names no output. What the job's own manifest has yet to publish stays to be published.
+    # A savepoint names no output. Unpublished output of the job's own manifest must still be published.
     return own if own.commit_id == manifest.commit_id else replace(brought_content(manifest), outputs=own.outputs)
 
 
 def _own_one(catalog: Catalog, opened: OpenedSnapshot) -> Manifest | None:
-    """The manifest of the same snapshot in the job's own root, if it is there and can be read."""
+    """Return the manifest of the same snapshot in the job's own root; None if it is missing or cannot be read."""
     manifest, root = opened.manifest, catalog.root
     if not read_boundary(root).keeps(manifest.snapshot_id):
         return None
     try:
         own = catalog.manifest(manifest.snapshot_id)
     except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
-        # Given up meanwhile, or damaged: then what the place has is what counts.
+        # Expired meanwhile, or damaged: then the content of the place is used.
         return None
     if own.commit_id not in (manifest.commit_id, _converted_from(manifest)):
         raise InvalidConfiguration(
@@ -87,14 +87,14 @@ def _own_one(catalog: Catalog, opened: OpenedSnapshot) -> Manifest | None:
 
 
 def brought_content(manifest: Manifest) -> Manifest:
-    """A snapshot of another root as content for this one: versions of local copies are a hint for the root that the
-    snapshot was made in, which this may not be. A savepoint of another format is the job's own all the same."""
+    """Return a snapshot of another root as content for this one. It has no versions of local copies: they are a hint
+    for the root that the snapshot was made in. A savepoint of another format still counts as the job's own."""
     origins = manifest.origins[:-1] if _converted_from(manifest) else manifest.origins
     return replace(manifest, versions={}, origins=origins)
 
 
 def _converted_from(manifest: Manifest) -> str:
-    """The commit id of the snapshot of the same job that a savepoint of another format was made of; empty of others."""
+    """Return the commit id of the job's snapshot that a savepoint of another format was made of; empty of others."""
     came = manifest.origins[-1] if manifest.origins else None
     return came.commit_id if came is not None and came.mode == "CONVERT" and came.job_uid == manifest.job_uid else ""
 
@@ -107,11 +107,11 @@ def bringing(
     actor: Actor,
     progress: Callable[[CopyProgress], None] | None = None,
 ) -> Iterator[None]:
-    """Get the content's data into the root, and keep it there while a fencing snapshot is committed in the body.
+    """Copy the content's data into the root, and keep it there while a fencing snapshot is committed in the body.
 
-    A collection that read the manifests before the fencing snapshot was committed may still remove files that it had
-    found to be of no snapshot. So after the body it is looked once more whether all of it is there, and what is gone is
-    copied again. Repeat it after any error.
+    A garbage collection that read the manifests before the fencing snapshot was committed may still remove files that
+    no snapshot needed then. So after the body all files are checked once more, and missing files are copied again.
+    Repeat it after any error.
 
     Raises:
         MissingFile, CorruptData: an object is missing or damaged in the source, and not right in the root either.
@@ -119,7 +119,7 @@ def bringing(
     """
     needed = list(needed_objects(source, content).values())
     record = read_record(source)
-    # A copy, or a savepoint with bytes of its own, stays one: the root gets no second name of its files.
+    # A copy, or a savepoint with separate bytes, stays independent: the root gets no second name of its files.
     by_link = record is not None and not record.independent
     with Copier(source, root, progress=progress, ids=actor.ids, verified=True, by_link=by_link) as copier:
         copier.copy(needed)

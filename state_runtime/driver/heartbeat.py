@@ -1,4 +1,4 @@
-"""The heartbeat of a run: says that it lives, and looks for requests and for whoever fenced it."""
+"""The heartbeat of a run: shows that it lives, and looks for requests and for a run that fenced it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """A thread of its own, from the fencing snapshot to the end of the run.
+    """A separate thread, from the fencing snapshot to the end of the run.
 
-    A store that fails is logged and asked again: a heartbeat never ends a run by itself. Only its owner writes the
-    file: each time it looks first whether the term in the root is still this run's, because a run that slept through
-    the end of its job would overwrite the heartbeat of the next job's run. What the tasks of the newest epochs did goes
-    into a document beside it, with the first heartbeat after an epoch.
+    Errors of the store are logged, and the next heartbeat tries again: a heartbeat never ends a run by itself. Only its
+    owner writes the file. Before each write it checks that the term in the root is still this run's, because a run that
+    slept through the end of its job would overwrite the heartbeat of the job's next run. The work of the newest epochs'
+    tasks goes into a document beside it, with the first heartbeat after an epoch.
 
     Args:
-        advance: when the run last got on; what is told of it is told here, for this thread does not hang with the run.
+        advance: when the run last advanced. A stall is reported in this thread, because it does not hang with the run.
         cause, supervisor_pid, parallelism, backend, settings, process_space, time_zone: see `RunStatus`.
 
     Attributes:
-        fenced: who took over, once it is seen.
+        fenced: the run that took over, once it is seen.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Heartbeat:
         self.fenced: str | None = None
 
     def start(self) -> None:
-        """Write the first heartbeat (it must succeed: the store is known to work) and begin."""
+        """Write the first heartbeat, which must succeed (the store is known to work), and begin."""
         self._write("")
         self._thread.start()
 
@@ -90,12 +90,12 @@ class Heartbeat:
         self._driver = driver
 
     def running(self) -> None:
-        """The stream has started."""
+        """Note that the stream has started."""
         self._state = "running"
         self._beat()
 
     def finish(self, state: RunState, message: str, error_kind: str = "") -> None:
-        """The last heartbeat, saying how the run ended."""
+        """Write the last heartbeat, which says how the run ended."""
         self._error_kind = error_kind
         self._ended.set()
         self._thread.join()
@@ -118,11 +118,11 @@ class Heartbeat:
             self._advance.tell_if_stalled()
             term = self._committer.term.term
             self._look_for_requests(term)
-            # An idle run would only learn at its next commit that it is fenced.
+            # Without this, an idle run would learn only at its next commit that it is fenced.
             if self.fenced is None:
                 self.fenced = self._fencing_snapshot(term)
             if self.fenced is None:
-                self._tell_tasks()  # last: nobody waits for it
+                self._tell_tasks()  # last: it is the least urgent
         except Fenced as error:
             self.fenced = str(error)
         except (StillstateError, FileNotFoundError):
@@ -138,7 +138,7 @@ class Heartbeat:
             self._seen.add(name)
 
     def look_for_fencing(self) -> str | None:
-        """Who took over, if someone did; None also if the store does not answer."""
+        """Return which run took over; None if no run did, or if the store does not answer."""
         try:
             return self._fencing_snapshot(self._committer.term.term)
         except (StillstateError, FileNotFoundError):
@@ -151,11 +151,11 @@ class Heartbeat:
         next_id = self._committer.last.snapshot_id + 1
         if not self._root.exists(manifest_path(next_id)):
             if read_boundary(self._root).keeps(next_id):
-                return None  # whoever claimed the newer term has not begun
+                return None  # the run that claimed the newer term has not begun
             return f"snapshot {next_id}, which this run (term {term}) would have made next, was made and expired by a newer run while this run slept; it stops and publishes nothing"
         newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
         if newest.term <= term:
-            return None  # our own commit, just made
+            return None  # this run's own commit, just made
         taken = f"term {newest.term} took over from term {term} with snapshot {next_id}"
         return f"{taken}; this run stops and publishes nothing"
 
@@ -195,7 +195,7 @@ class Heartbeat:
         )
 
     def _tell_tasks(self) -> None:
-        """Write what the tasks of the newest epochs did, if that has changed."""
+        """Write the work of the newest epochs' tasks, if it has changed."""
         tasks = self._driver.tasks if self._driver is not None else self._told_tasks
         if tasks == self._told_tasks:
             return

@@ -1,7 +1,7 @@
-"""Which snapshot of a root is whole: every object that it needs is there with its size. Savepoints count too.
+"""Which snapshots of a root have integrity: every object that they need is there with its size. Savepoints too.
 
-A root that was copied by plain tools while its job ran may hold manifests that were written after the data's folder had
-been copied. One pass of listings shows which ones; nothing is read but the indexes of segments.
+In a root that was copied by plain tools while its job ran, manifests may be newer than the copied data. One pass of
+listings shows which ones; only the indexes of segments are read.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["newest_intact", "newest_intact_savepoint", "refuse_cut_copy"]
 _LOG = logging.getLogger(__name__)
 _FOLDERS = ("changelog", "files", "tables")
 _LOOKED_AT_MAX = 100
-"""Snapshots: a copy that lacks more than the newest hundred was not cut at its end."""
+"""Number of snapshots to check: a copy that lacks more than the newest hundred was not cut at its end."""
 
 
 def refuse_cut_copy(source: OpenedSnapshot) -> None:
-    """Refuse to begin with a snapshot that a copy of a live root lacks files of, before anything is written.
+    """Refuse to begin with a snapshot whose files a copy of a live root lacks, before anything is written.
 
-    Only where the folder lies elsewhere than its newest run left it: what is missing in place is damage, and the copy
-    of the snapshot says so.
+    This applies only if the folder is at another place than at its newest run. Files that are missing in place are
+    damage, and copying the snapshot reports that.
 
     Raises:
-        MissingFile: it is not whole; the message names the newest one that is.
-        UnsupportedFormat, StoreUnavailable: it cannot be known.
+        MissingFile: files of it are missing; the message names the newest complete snapshot.
+        UnsupportedFormat, StoreUnavailable: it cannot be checked.
     """
     root, wanted = source.root, source.manifest.snapshot_id
     place = place_of_newest_run(root)
@@ -54,11 +54,11 @@ def refuse_cut_copy(source: OpenedSnapshot) -> None:
 
 
 def newest_intact(catalog: Catalog) -> Manifest | None:
-    """The newest snapshot that is whole; None if none of the newest hundred is. An older one that needs no data at all
-    does not count: to go back to it would be to begin empty.
+    """Return the newest snapshot that has all its objects; None if the newest hundred all lack some. An older snapshot
+    that needs no data does not count: to go back to it would be to begin empty.
 
     Raises:
-        UnsupportedFormat, StoreUnavailable: it cannot be known.
+        UnsupportedFormat, StoreUnavailable: it cannot be checked.
     """
     root = catalog.root
     sizes = _sizes(root)
@@ -79,14 +79,14 @@ def _sizes(root: Store) -> dict[str, int]:
 
 
 def newest_intact_savepoint(catalog: Catalog, job_uid: str, *, above: int, until: int) -> OpenedSnapshot | None:
-    """The savepoint below a root that is whole and holds the newest snapshot of the job above `above`.
+    """Return the savepoint below a root that has all its objects and the newest snapshot of the job above `above`.
 
     Args:
-        job_uid: of the job; a savepoint of another one is passed over.
-        until: the newest id of the job: ids only grow, so nothing newer can be gone back to.
+        job_uid: of the job; savepoints of other jobs are skipped.
+        until: the newest id of the job. Ids only grow, so the job cannot go back to a higher id.
 
     Raises:
-        StoreUnavailable: it cannot be known.
+        StoreUnavailable: it cannot be checked.
     """
     root = catalog.root
     wanted = [
@@ -115,5 +115,5 @@ def _is_intact(root: Store, manifest: Manifest, sizes: dict[str, int]) -> bool:
     try:
         needed = needed_objects(root, manifest).values()
     except CorruptData:
-        return False  # an index or a listing of files is not there, or was cut
+        return False  # an index or a listing of files is missing, or was cut
     return all(need.path in sizes and need.fits_size(sizes[need.path]) for need in needed)

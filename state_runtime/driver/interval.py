@@ -1,12 +1,12 @@
-"""The stretch between two checkpoints: the head, and what the epochs since then left to be written; pure.
+"""The interval between two checkpoints: the head, and the unwritten changes of the epochs since then; pure.
 
     manifest ──epoch──▶ head ──epoch──▶ head ──epoch──▶ head ──checkpoint──▶ manifest
                          └──────── pending: changes, segments, output ───────┘
 
 The *head* is a draft manifest after the newest epoch: the clocks, the position and the operators that the next epoch
-begins with. What is *pending* exists in the driver's memory, in segments that no manifest names yet, and in local
-versions. A crash loses the head; the next run begins at the manifest and repeats the epochs, whose output nobody has
-seen.
+begins with. *Pending* changes exist in the driver's memory, in segments that no manifest names yet, and in local
+versions. A crash loses the head; the next run begins at the manifest and repeats the epochs, whose output no reader
+has seen.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["Interval", "first_head", "has_intervals", "is_checkpoint_due", "obje
 
 
 def first_head(last: Manifest, published: int = 0) -> Manifest:
-    """The head of a run before its first epoch, whose number is one more than this one's.
+    """Return the head of a run before its first epoch. The first epoch gets the head's number plus one.
 
     Args:
-        published: the highest epoch whose output is visible. Above the manifest's own it was published by runs whose
-            snapshots are lost: an older backup lies in the root's place. No number is used twice.
+        published: the highest epoch whose output is visible. It is above the manifest's own if the snapshots of the
+            runs that published it are lost, because an older backup replaced the root. No number is used twice.
     """
     return replace(last, epoch=max(last.epoch, last.snapshot_id, published))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the newest manifest. See the module.
+    """The changes since the newest manifest. See the module.
 
     Attributes:
-        head: its segments, layers and shards are those of the newest manifest: what is pending is not in them.
+        head: its segments, layers and shards are those of the newest manifest, without the pending ones.
         began_s: monotonic time of the newest manifest.
         epochs: since then.
         changes: in memory, in order of age.
         rows: parts of in-flight rows that no segment has, in memory or uploaded by tasks.
-        segments: what was flushed of them, in order of age; older than `changes`.
+        segments: the flushed ones of these, in order of age; older than `changes`.
         outputs: staged and not published, in order of epochs.
         uploaded: objects that tasks uploaded, in `segments`, in `changes` or in `rows`; and segments of rows.
         numbers: of the epochs together; None before the first one.
@@ -60,7 +60,7 @@ class Interval:
     numbers: Progress | None = None
 
     def holds_more_than(self, bytes_max: int) -> bool:
-        """Whether the changes in memory take more, or are too many."""
+        """Return whether the changes in memory take more bytes, or have too many parts."""
         held = (*self.changes, *self.rows)
         size = sum(len(body) for task in held for body in task.inline)
         return size > bytes_max or sum(len(task.parts) for task in held) > PENDING_PARTS_MAX
@@ -76,7 +76,7 @@ class Interval:
         outputs: Sequence[StagedOutput],
         rows: Sequence[TaskChanges] = (),
     ) -> Interval:
-        """After one more epoch. Sinks that it gave nothing are left out."""
+        """Return the interval after one more epoch. Sinks without output in it are left out."""
         return replace(
             self,
             head=head,
@@ -88,7 +88,7 @@ class Interval:
         )
 
     def since(self, before: Interval) -> Interval:
-        """What came to be since `before`, an earlier moment of the same interval, apart from what was there then."""
+        """Return only the additions since `before`, an earlier moment of the same interval."""
         return replace(
             self,
             epochs=self.epochs - before.epochs,
@@ -100,34 +100,34 @@ class Interval:
         )
 
     def flushed(self, segment: SegmentEntry | None) -> Interval:
-        """After the changes in memory were written, and the rows; None: there were no changes."""
+        """Return the interval after the changes in memory, and the rows, were written; None: there were no changes."""
         segments = (*self.segments, segment) if segment is not None else self.segments
         return replace(self, changes=(), rows=(), segments=segments)
 
     def rows_flushed(self, segment: SegmentEntry) -> Interval:
-        """After rows in flight were written, or where they lie."""
+        """Return the interval after rows in flight, or the listing of their places, were written."""
         return replace(self, uploaded=(*self.uploaded, segment.path))
 
     def counted(self, numbers: Progress) -> Interval:
-        """With the numbers of one more epoch."""
+        """Return the interval with the numbers of one more epoch."""
         return replace(self, numbers=together(self.numbers, numbers))
 
 
 def objects_of(changes: Sequence[TaskChanges]) -> list[str]:
-    """The objects that tasks uploaded, each once."""
+    """Return the objects that tasks uploaded, each once."""
     return list(dict.fromkeys(part.path for task in changes for part in task.parts if part.path))
 
 
 def has_intervals(settings: JobSettings) -> bool:
-    """Whether several epochs may end in one checkpoint."""
+    """Return whether several epochs may end in one checkpoint."""
     return settings.checkpoint.interval_s > 0 or settings.checkpoint.batches > 1
 
 
 def is_checkpoint_due(interval: Interval, settings: JobSettings, now_s: float) -> bool:
-    """Whether a checkpoint follows the newest epoch, or now.
+    """Return whether a checkpoint is due after the newest epoch, or now.
 
     With neither setting: after each epoch. With one of them: when it says so; with both, when either does. And early,
-    when the manifest would get too large by what is pending.
+    when the pending entries would make the manifest too large.
     """
     if not interval.epochs:
         return False

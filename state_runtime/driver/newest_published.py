@@ -1,4 +1,4 @@
-"""What of the job's output is visible already when a run starts, by the commit logs of its sinks."""
+"""The output of the job that is visible already when a run starts, by the commit logs of its sinks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def newest_published(context: DriverContext, last: Manifest) -> int:
-    """The highest epoch that a sink of the job has published.
+    """Return the highest epoch that a sink of the job has published.
 
     Output is published after its manifest, so it is above the newest snapshot's epoch only if newer snapshots are lost:
-    the job's root was restored from an older backup. The job goes on with epochs above all published ones, and says
-    what that means for readers of the output. Nothing is taken back: somebody may have read it.
+    the job's root was restored from an older backup. The job continues with epochs above all published ones, and logs
+    the consequences for readers of the output. No output is withdrawn: readers may have read it.
 
     Raises:
         StoreUnavailable: a sink's place does not answer; start the job again.

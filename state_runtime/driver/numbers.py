@@ -1,6 +1,6 @@
 """From acknowledgements to the numbers of an epoch, and from epochs to those of a checkpoint; pure.
 
-Whoever measures something in a task puts it into its `Acknowledgement`; `of_epoch` is the one place where it is summed.
+A measurement in a task goes into its `Acknowledgement`; `of_epoch` is the only place that sums them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def of_epoch(
     clock: EpochClock,
     state_rows_before: int,
 ) -> Progress:
-    """What the tasks of an epoch did; times and sizes of segments are the driver's to add.
+    """Sum the work of an epoch's tasks; the driver adds the times and the sizes of segments.
 
     Args:
-        first_stages: those that get rows which no other stage has seen. What came is what the one with the most rows
-            got: branches of a source get the same rows, or fewer.
+        first_stages: the stages that get rows which no other stage has seen. Branches of a source get the same rows, or
+            fewer, so the stage with the most rows tells how many came.
     """
     rows: dict[int, int] = {}
     for a in acknowledged:
@@ -73,12 +73,12 @@ def of_rows_in_flight(
     now_ms: int,
     dropped_rows: int,
 ) -> InflightProgress | None:
-    """What waits after an epoch, and what its tasks did about it; None if nothing waits, nor did before.
+    """Count the rows that wait after an epoch, and its tasks' work on them; None if no rows wait or waited before.
 
     Args:
-        acknowledged: of each task the operator's uid and what it did.
+        acknowledged: for each task the operator's uid and the acknowledgement.
         before, after: the batch; None if none is open.
-        dropped_rows: given up since the epoch before.
+        dropped_rows: dropped since the epoch before.
     """
     passes = after.passes if after is not None else ()
     if not passes and not (before is not None and before.passes) and not dropped_rows:
@@ -100,7 +100,7 @@ def of_rows_in_flight(
 
 
 def waited(progress: Progress, alignment_ms: float) -> Progress:
-    """The numbers of an epoch whose checkpoint waited so long for its rows; `phases_ms` has it too, see
+    """Return the numbers of an epoch with the time that its checkpoint waited for its rows; `phases_ms` has it too, see
     `Progress.alignment_ms`."""
     inflight = progress.inflight
     return (
@@ -109,13 +109,13 @@ def waited(progress: Progress, alignment_ms: float) -> Progress:
 
 
 def checkpoint_ms(processed_at_ms: int, durable_at_ms: int, *, own_ms: float, epoch_ms: float) -> float:
-    """How long a checkpoint took: from the last row processed, in any task, to the durable manifest.
+    """Return how long a checkpoint took: from the last row processed, in any task, to the durable manifest.
 
-    The two ends are wall clocks of two hosts, so the difference is kept between what the driver itself spent after the
-    action and what the whole epoch took, which are both of one monotonic clock.
+    The two ends are wall clocks of two hosts. So the difference is limited by two durations of the driver's monotonic
+    clock: at least its time after the action, at most the time of the whole epoch.
 
     Args:
-        processed_at_ms: the latest of all tasks; 0 if there was none.
+        processed_at_ms: the latest of all tasks; 0 if no row was processed.
         durable_at_ms: on the driver.
         own_ms: from the end of the action to the durable manifest.
         epoch_ms: from the beginning of the epoch to the durable manifest.

@@ -1,10 +1,10 @@
-"""The processing time of a run's epochs: what timers and TTL go by. It never falls, and it never stands still.
+"""The processing time of a run's epochs, which timers and TTL use. It never decreases, and it never stops.
 
-It is the clock's, as far as that is believed (base/trusted_clock.py). Where it is ahead of the clock nevertheless (a
-wrong time had lasted until it was believed, or an earlier run has begun with it) the clock has to catch up. To fall
-would bring state back that has expired in some places and not in others; to wait would stop all timers for as long as
-the clock was ahead. So it goes on at half speed until the clock has caught up: nothing is lost, and what is to happen
-in a minute happens in two.
+It is the clock's time, if that is trusted (base/trusted_clock.py). It can still be ahead of the clock: a wrong time may
+have lasted until it was trusted, or an earlier run may have begun with it. A decrease would bring back state that has
+expired in some places and not in others. A stop would hold all timers for as long as the clock was ahead. So processing
+time runs at half speed until the clock has caught up: nothing is lost, and a timer that is due in a minute fires in
+two.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _CATCHING_UP_SPEED = 0.5
 
 
 class ProcessingTime:
-    """Of one run; see above. The driver asks it from one thread at a time.
+    """The processing time of one run; see above. The driver asks it from one thread at a time.
 
     Args:
-        clock: whose jumps are not believed at once.
-        last: what the run goes on from.
+        clock: a clock whose jumps are not trusted at once.
+        last: the snapshot that the run resumes from.
         written_ms: when the run before wrote its last snapshot; 0: not known. `last` may be the fencing snapshot of
             this run, which is as old as the run.
     """
 
     def __init__(self, clock: Clock, last: Manifest, written_ms: int) -> None:
         self._clock = clock
-        # When (monotonic) it was last asked, and while it is ahead of the clock what it was then.
+        # The monotonic time of the last call, and the processing time then while it is ahead of the clock.
         self._asked_s, self._ahead_ms = clock.monotonic_s(), 0.0
         now_ms = clock.now_ms()
         ahead_ms = last.time.batch_time_ms - now_ms if last.time is not None else 0
         if ahead_ms > 0:
-            # What went by between two runs counts too, or a job of short runs would stand still.
+            # The time between two runs counts too, or processing time would stop in a job of short runs.
             went_by_ms = max(0, now_ms - written_ms) if written_ms else 0
             self._ahead_ms = now_ms + ahead_ms + went_by_ms * _CATCHING_UP_SPEED
         if ahead_ms > CLOCK_JUMP_MS:
@@ -51,11 +51,11 @@ class ProcessingTime:
             )
 
     def now_ms(self, head: Manifest, planned_ms: int | None = None) -> int:
-        """The time of the epoch that follows a head.
+        """Return the time of the epoch that follows a head.
 
         Args:
-            planned_ms: by the clock of this machine, when Spark has planned the epoch's batch; not believed beyond what
-                a clock may be off.
+            planned_ms: when Spark planned the epoch's batch, by the clock of this machine; ignored if it is off by more
+                than a clock may be.
         """
         now_ms = self._clock.now_ms()
         wanted_ms = now_ms

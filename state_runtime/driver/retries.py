@@ -1,4 +1,4 @@
-"""A step of a run that failed for what passes by itself, taken again; nothing of the failed attempt stays."""
+"""Steps of a run that failed for a transient reason and are taken again; nothing of the failed attempt stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Retries"]
 _LOG = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
-"""What a step that succeeded gives."""
+"""The result of a step that succeeded."""
 
 # From the first wait to the longest. With the default of three failures a store may be away for about two minutes:
 # Spark's action and the store's own repetitions take time too.
@@ -31,12 +31,12 @@ class Retries:
     """Takes steps of one run.
 
     Args:
-        so_far: what tasks acknowledged of the action that failed.
+        so_far: returns the acknowledgements of the action that failed.
         tolerable: how many failures in a row are tried again.
-        wait: waits for so many seconds before the step is tried again, and says whether to give up instead.
+        wait: waits the given seconds before the step is tried again; returns whether to abandon it instead.
 
     Attributes:
-        failures: of all steps, in all the run.
+        failures: of all steps, in the whole run.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Retries:
         self.failures = 0
 
     def take(self, what: str, step: Callable[[], Done]) -> Done:
-        """Take a step; again, while what makes it fail can pass, and at most `tolerable` times in a row.
+        """Take a step; again while its error is transient, and at most `tolerable` times in a row.
 
-        A run that ends costs a start of Spark and a restore; a store that is away for two minutes should not. A step
-        that failed has not happened: the driver's state is as before it, and what it staged and uploaded is removed as
+        A run that ends costs a start of Spark and a restore; two minutes without the store should not cost that. A step
+        that failed has not happened: the driver state is as before it. Its staged and uploaded objects are removed as
         far as the stores answer, and never named by a manifest.
 
-        Not tried again: anything after a manifest's create was tried, because it may have happened; what comes after
-        the manifest; an error that the same call gets again.
+        Not tried again: anything after the create of a manifest was tried, because it may have happened; the steps
+        after the manifest; an error that the same call would get again.
         """
         failures = 0
         while True:

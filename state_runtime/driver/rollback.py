@@ -1,14 +1,15 @@
 """Going back in place: a job's root gets the content of an older snapshot, a savepoint or a copy, as its newest one.
 
-    plan        reads only: which content, what of it the root lacks, what is given up, and refuses what cannot be
-    execute     1. what the root lacks is copied into it, under the same names; what it has is read, and replaced
-                   where its bytes are not those that the manifest says (driver/go_back.py)
+    plan        reads only: which content, which of its objects the root lacks, which snapshots are abandoned; refuses
+                an impossible rollback
+    execute     1. objects that the root lacks are copied into it, under the same names; objects that it has are read,
+                   and replaced if their bytes are not those that the manifest says (driver/go_back.py)
                 2. a term is claimed and a fencing snapshot committed: the content, under the id after the newest one
-                3. a collection that was under way may have taken some of it: what is gone is copied again
+                3. a garbage collection that was under way may have deleted some objects: they are copied again
 
-Ids and epochs count on, and the manifest says which ids are no ancestors any more (`Manifest.abandoned`). So nothing
-that is right is ever overwritten, and a second rollback to one of the abandoned snapshots undoes the first. A crash
-before the fencing snapshot leaves the job as it was, and objects that collection removes; repeat it.
+Ids and epochs keep growing, and the manifest says which ids are no ancestors any more (`Manifest.abandoned`). So no
+correct object is ever overwritten, and a second rollback to one of the abandoned snapshots undoes the first. A crash
+before the fencing snapshot leaves the job as it was, and objects that garbage collection removes; repeat the rollback.
 
 The newest snapshot may be unreadable: only its id is needed (`Catalog.latest_to_go_back_from`).
 """
@@ -40,15 +41,15 @@ __all__ = ["RollbackPlan", "execute_rollback", "plan_rollback"]
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan:
-    """What a rollback would do.
+    """The plan of a rollback.
 
     Attributes:
-        place: where the content lies; empty if the job is to begin empty.
+        place: where the content is stored; empty if the job is to begin empty.
         target: the content; of a job that is to begin empty a manifest with the id 0.
-        newest: of the job now (or what stands in for it, if it cannot be read).
+        newest: of the job now (or its substitute, if it cannot be read).
         source: the root to copy from; None if a snapshot of the job's own root was named.
-        objects: what the root lacks, by name and size. What else it has is compared with its digest by
-            `execute_rollback` only: that reads all of it.
+        objects: the objects that the root lacks, by name and size. Only `execute_rollback` compares the digests of
+            objects that it has: that reads all of them.
     """
 
     place: str
@@ -59,7 +60,7 @@ class RollbackPlan:
 
     @property
     def bytes(self) -> int:
-        """Of what is to be copied, as far as it is known before."""
+        """The bytes to copy, of those objects whose size is known before."""
         return sum(need.bytes_known for need in self.objects)
 
     @property
@@ -71,17 +72,17 @@ class RollbackPlan:
 def plan_rollback(
     catalog: Catalog, place: str, *, takeover: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> RollbackPlan:
-    """Look what a rollback would do; only reads.
+    """Plan a rollback; only reads.
 
     Args:
-        place: `@<id>` of the job's own, or where a savepoint or a copy of this job lies (`Place`); empty: the job is to
-            begin empty.
+        place: `@<id>` of the job's own, or the place of a savepoint or a copy of this job (`Place`); empty: the job is
+            to begin empty.
         takeover: also from a run that seems alive.
         storage_options: of the place.
 
     Raises:
         JobNotFound, MissingSnapshot, SnapshotExpired: there is no such job or snapshot.
-        JobAlreadyRunning: a run seems alive. SnapshotInUse: the job, or the place, is somebody else's.
+        JobAlreadyRunning: a run seems alive. SnapshotInUse: another job claims the job's root, or the place.
         InvalidConfiguration: the place is of another job, or has another history.
         CorruptData, UnsupportedFormat: the content cannot be read.
     """
@@ -134,8 +135,8 @@ def execute_rollback(
 ) -> Manifest:
     """Go back. Atomic: the job's newest snapshot is the one before, or the fencing snapshot with the target's content.
 
-    Left open: a collector that is suspended in the middle of a deletion while all of this happens (see `bringing`).
-    `stillstate verify` would show it, and repeating the rollback mends it.
+    Not covered: a garbage collector that is suspended in the middle of a deletion while all of this happens (see
+    `bringing`). `stillstate verify` would show the damage, and repeating the rollback repairs it.
 
     Returns:
         The fencing snapshot.
@@ -172,7 +173,7 @@ def _commit(catalog: Catalog, target: Manifest, actor: Actor) -> Manifest:
         back_to=target,
     )
     term = opened.term
-    # Who looks at the job sees one that has ended, not one that is starting.
+    # Readers of the status see a job that has ended, not one that is starting.
     status = RunStatus(
         term=term.term,
         run_uid=term.run_uid,

@@ -86,11 +86,11 @@ _WARNINGS_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class StartedBy:
-    """Why a run was started, who starts it again if it dies, and with which settings; see `RunStatus`.
+    """The cause of a run's start, the program that restarts it if it dies, and its settings; see `RunStatus`.
 
     Attributes:
-        on_trial: whether it is kept depends on its first checkpoint. It restores every shard in its first epoch, which
-            comes also while its source is quiet.
+        on_trial: whether the run is kept depends on its first checkpoint. It restores every shard in its first epoch,
+            which also comes while its source is quiet.
     """
 
     cause: str = ""
@@ -104,7 +104,7 @@ BY_HAND = StartedBy()
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """What a run may do although it costs something; see the arguments of `StreamingJob.run`."""
+    """The costly things that a run may do; see the arguments of `StreamingJob.run`."""
 
     takeover: bool = False
     dropped_state: bool = False
@@ -115,7 +115,7 @@ class Allowed:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: "finished" (the source has an end), or "stopped" (someone asked)."""
+    """How a run ended: "finished" (the source has an end), or "stopped" (a stop was requested)."""
 
     state: Literal["finished", "stopped"]
     last_snapshot_id: int
@@ -175,7 +175,7 @@ class JobRun:
             _check_outputs(content, pipeline)
             fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
 
-        # Refused before anything is written; then once more on what is really gone on from.
+        # Refused before anything is written; checked again with the snapshot that the run really resumes from.
         before = beginning.look(decide)
         refuse_other_output(pipeline, before)
         local_dir = private_local_dir(plan.settings.local_dir)
@@ -184,7 +184,7 @@ class JobRun:
         host, pid, time_zone = socket.gethostname(), os.getpid(), self._time_zone()
         committer = beginning.open(self._empty, host=host, pid=pid, clock=TrustedClock(self._clock, self._root.now_ms))
         info = committer.info
-        # Another start may have been first: then there is something to go on from that was not there before.
+        # Another start may have been first: then a snapshot exists that was not there before.
         began_empty = before is None and committer.last.snapshot_id == 1
         entries = fit(None if began_empty else committer.last, snapshot_id=committer.last.snapshot_id + 1)
         parallelism = self._parallelism(committer.last, info)
@@ -208,7 +208,7 @@ class JobRun:
             process_space=process_space(),
             time_zone=time_zone,
         )
-        # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
+        # By place, not by uid: a copy of the root may run on this host too, and each run removes its own old folders.
         checkpoint = SparkCheckpoint(
             scratch.folder / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}",
             int(self._spark.conf.get(COMPACT_INTERVAL_CONF, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
@@ -236,7 +236,7 @@ class JobRun:
         except BaseException as error:
             fenced = heartbeat.look_for_fencing()
             if fenced is not None:
-                # Whatever broke, the job has another run by now: that is what the caller must know.
+                # The caller must know first that the job has another run by now; the other error is its cause.
                 state, message = "fenced", fenced
                 raise Fenced(fenced) from error
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -251,7 +251,7 @@ class JobRun:
 
     @contextmanager
     def _around_the_stream(self, scratch: Scratch, parallelism: int) -> Iterator[None]:
-        """Settings of the session, errors about the scratch folder, and a thread that tells what Java warns of."""
+        """Apply session settings, explain errors about the scratch folder, and log Java's warnings in a thread."""
         self._java_warnings, over = JavaWarnings.begin(self._spark), threading.Event()
 
         def tell() -> None:
@@ -270,17 +270,17 @@ class JobRun:
             thread.join(_STOP_TIMEOUT_S)
 
     def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
-        """The source's frame, without what nothing reads, and without watermarks of Spark's that nothing waits for."""
+        """Return the source's frame without unread columns, and without Spark watermarks that nothing waits for."""
         frame = source.frame
         if pipeline.source_reads is not None:
             frame = without_unread(frame, pipeline.source_reads, str(self._spark.conf.get(CORRUPT_COLUMN_CONF)))
         return unwatched(frame, source.watermarks)
 
     def _opened_source(self) -> OpenedSource:
-        """The source, if a job can be repeated on it.
+        """Return the source, if a job can be repeated on it.
 
         Raises:
-            InvalidConfiguration, InvalidPipeline: it removes or forgets what a restart would have to read again.
+            InvalidConfiguration, InvalidPipeline: it removes or forgets data that a restart would have to read again.
         """
         plan = self._plan
         probe_internals(self._spark)
@@ -301,7 +301,7 @@ class JobRun:
         return source
 
     def _empty(self, info: JobInfo) -> Manifest:
-        """The content of a job that has no snapshot yet."""
+        """Return the content of a job that has no snapshot yet."""
         return Manifest(
             format_version=FORMAT_VERSION,
             job_uid=info.uid,
@@ -314,7 +314,7 @@ class JobRun:
         )
 
     def _time_zone(self) -> str:
-        """Of the session; it is warned of if the run before had another one."""
+        """Return the time zone of the session. Warn if the run before had another one."""
         zone = str(self._spark.conf.get(TIME_ZONE_CONF))
         try:
             before = self._catalog.status()
@@ -350,7 +350,7 @@ class JobRun:
         return asked
 
     def _watermark_policy(self) -> Policy:
-        """How several watermarks are combined: Spark's own setting."""
+        """Return how several watermarks are combined: Spark's own setting."""
         value = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
         return "max" if str(value).lower() == "max" else "min"
 
@@ -421,7 +421,7 @@ class JobRun:
         shuffles = str(self._spark.conf.get(SHUFFLE_PARTITIONS_CONF))
 
         def run_batch(frame: DataFrame, batch_id: int) -> None:
-            # The query has a session of its own, which takes this from the run that wrote its offsets.
+            # The query runs in a separate session, which takes this setting from the run that wrote its offsets.
             frame.sparkSession.conf.set(SHUFFLE_PARTITIONS_CONF, shuffles)
             pieces.ask(frame.sparkSession.conf)
             driver.run_batch(frame, batch_id)
@@ -454,7 +454,7 @@ class JobRun:
                 driver.checkpoint_if_due()
             stopped = stopped or driver.is_ending or self._stop.is_set()
             while not stopped and (driver.is_due() or driver.is_unproven) and not self._stop.is_set():
-                # The source has ended; what its last rows made due still happens.
+                # The source has ended; work that its last rows made due is still done.
                 driver.run_without_batch(empty)
             if heartbeat.fenced is None:
                 if savepoints.is_drain_asked and not self._stop.is_set():
@@ -486,13 +486,13 @@ class JobRun:
         return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
 
     def _tasks_done(self) -> tuple[tuple[int, int], ...]:
-        """Of the stages that Spark works on now: how many tasks of each have ended."""
+        """Return the stages that Spark works on now, with the number of ended tasks of each."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = [(stage_id, tracker.getStageInfo(stage_id)) for stage_id in sorted(tracker.getActiveStageIds())]
         return tuple((stage_id, info.numCompletedTasks) for stage_id, info in stages if info is not None)
 
     def _prime(self, checkpoint: SparkCheckpoint, last: Manifest, position: SourcePosition) -> None:
-        """Lay Spark's checkpoint directory out; what an attempt before this one left is removed."""
+        """Prepare Spark's checkpoint directory. Files of an earlier attempt are removed."""
         shutil.rmtree(checkpoint.folder, ignore_errors=True)
         logs = {index: stream_source_log(self._root, last, index) for index in position.logs}
         checkpoint.prime(position, logs)
@@ -500,13 +500,14 @@ class JobRun:
     def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
         """Let savepoints be copied before the run ends.
 
-        A run that was asked to stop after a savepoint waits for it until somebody stops the run; any other waits half a
-        minute. What is not copied by then, the next run copies, or `stillstate savepoint --resume`.
+        A run that was asked to stop after a savepoint waits for it until the run itself is stopped; any other run waits
+        half a minute. Savepoints that are incomplete by then are copied by the next run, or by
+        `stillstate savepoint --resume`.
         """
         begun_s, is_waiting = self._clock.monotonic_s(), driver.is_ending and not self._stop.is_set()
 
         def is_enough() -> bool:
-            self._advance.moved()  # copying is getting on; it has numbers of its own
+            self._advance.moved()  # copying is an advance; it has separate numbers
             if heartbeat.fenced is not None or (is_waiting and self._stop.is_set()):
                 return True
             return not is_waiting and self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
@@ -515,7 +516,7 @@ class JobRun:
 
 
 def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None:
-    """Whoever goes on from a snapshot also publishes the output that it names and that may not be published yet.
+    """Check that the pipeline has a sink for each output of a snapshot: resuming also publishes pending output.
 
     Raises:
         InvalidPipeline: the pipeline lacks a sink for it.
@@ -530,9 +531,9 @@ def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None
 
 
 def is_part_of_stop(failure: BaseException, stop: threading.Event) -> bool:
-    """Whether what ended a run is how it was asked to stop: a service manager sends its signal to Spark's Java and
-    Python processes as well, and those end in the middle of an epoch. That costs what a kill does: nothing that was
-    committed."""
+    """Return whether an error that ended a run is part of its requested stop. A service manager sends its signal to
+    Spark's Java and Python processes as well, and those end in the middle of an epoch. That costs as much as a kill:
+    nothing that was committed."""
     return stop.is_set() and isinstance(failure, ProcessEnded)
 
 
@@ -543,5 +544,5 @@ def _end_query(query: StreamingQuery) -> None:
     except Exception as error:
         if not is_of_ended_java(error):
             raise
-        # It went with its process. What ended the run is the error to tell.
+        # It ended with its process. The error that ended the run is the one to report.
         _LOG.info("the query went with Spark's Java process")

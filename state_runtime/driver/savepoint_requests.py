@@ -1,10 +1,10 @@
-"""Savepoints of a job that runs: heard of with the heartbeat, begun between two epochs, copied beside the stream.
+"""Savepoints of a running job: received with the heartbeat, begun between two epochs, copied beside the stream.
 
     request ──hear──▶ REQUESTED ──begin──▶ pinned ──worker──▶ IN_PROGRESS ──▶ COMPLETED | FAILED
-    (control/)        (heartbeat's thread) (epochs' thread)   (a thread of its own)
+    (control/)        (heartbeat's thread) (epochs' thread)   (a separate thread)
 
-What happens to the job is a checkpoint that would have come later, and two small requests to the store (the pin).
-Whatever happens to a savepoint, the job goes on.
+The job makes a checkpoint that would have come later, and two small requests to the store (the pin). The job continues
+even if a savepoint fails.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ _JOIN_S = 10.0
 
 @dataclass(frozen=True)
 class _Asked:
-    """A savepoint that somebody waits for."""
+    """A requested savepoint."""
 
     request: ControlRequest
     record: SavepointRecord
 
 
 class Savepoints:
-    """The savepoints of one run. Nothing in here raises for what a savepoint meets; `hear` does for a store that does
-    not answer.
+    """The savepoints of one run. Errors of a savepoint are never raised; `hear` raises if the store does not answer.
 
-    Life cycle: `start` once the run is fenced off others → (`hear` | `begin`)* → `wait` → `close`. What is then not
-    complete is left for the next run, or for `stillstate savepoint --resume`.
+    Life cycle: `start` once the run is fenced off others → (`hear` | `begin`)* → `wait` → `close`. Savepoints that are
+    incomplete then are left for the next run, or for `stillstate savepoint --resume`.
     """
 
     def __init__(
@@ -94,16 +93,16 @@ class Savepoints:
         self._thread = threading.Thread(target=self._run, name="stillstate-savepoints", daemon=True)
 
     def start(self) -> None:
-        """Begin to work in a thread; first on what earlier runs left."""
+        """Begin to work in a thread; first on the savepoints that earlier runs left."""
         self._thread.start()
 
     # --- the heartbeat's thread ----------------------------------------------------------------------------------
 
     def hear(self, request: ControlRequest) -> None:
-        """Take the name for a request, or refuse it. Repeat it after an error.
+        """Reserve the name for a request, or refuse the request. Repeat it after an error.
 
         Raises:
-            StoreUnavailable, OutcomeUnknown: it is not known whether the name was taken.
+            StoreUnavailable, OutcomeUnknown: it is not known whether the name was reserved.
         """
         try:
             record = self._records.setdefault(request.request_id, self._requested(request))
@@ -116,7 +115,7 @@ class Savepoints:
         _LOG.info("savepoint %s is asked for (then: %s)", request.name, request.then)
         with self._changed:
             if self._closed:
-                return  # void: the next run says so
+                return  # void: the next run answers so
             if all(a.request.request_id != request.request_id for a in self._asked):
                 self._asked.append(_Asked(request, record))
 
@@ -143,10 +142,10 @@ class Savepoints:
     # --- the epochs' thread --------------------------------------------------------------------------------------
 
     def is_asked(self, *, batch_is_open: bool = False) -> bool:
-        """Whether a checkpoint is wanted for a savepoint.
+        """Return whether a checkpoint is wanted for a savepoint.
 
         Args:
-            batch_is_open: rows may be in flight, which not every savepoint takes.
+            batch_is_open: rows may be in flight, which not every savepoint accepts.
         """
         with self._changed:
             return any(
@@ -155,16 +154,16 @@ class Savepoints:
 
     @property
     def is_drain_asked(self) -> bool:
-        """Whether the job is to end its input, for a savepoint of what is left then."""
+        """Whether the job is to end its input, for a savepoint of the state after that."""
         with self._changed:
             return any(a.request.then == "drain" for a in self._asked)
 
     def begin(self, manifest: Manifest) -> bool:
-        """Make what was asked for from the newest snapshot; one after the end of all input only if the snapshot is, and
-        one without rows in flight only if it has none.
+        """Begin the requested savepoints of the newest snapshot. A savepoint after the end of all input begins only if
+        the snapshot is drained, one without rows in flight only if the snapshot has none.
 
         Returns:
-            Whether one of them is the last thing that the run does.
+            Whether the run ends after one of them.
         """
         with self._changed:
             chosen = [a for a in self._asked if _fits(a.request, manifest)]
@@ -191,16 +190,16 @@ class Savepoints:
                 lasts_ms=PIN_LASTS_MS,
             )  # fmt: skip
         except (StillstateError, OSError):
-            # The copy pins it before it begins; until then the snapshot is one of the newest.
+            # The copy pins the snapshot before it begins; until then the snapshot is one of the newest.
             _LOG.warning("the snapshot of savepoint %s could not be pinned yet", name, exc_info=True)
 
     # --- the run's end -------------------------------------------------------------------------------------------
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
-        """Wait until all that was begun is complete, or failed for good; whether it is.
+        """Wait until all begun savepoints are complete, or failed for good; return whether they are.
 
         Args:
-            is_enough: asked now and then; ends the waiting.
+            is_enough: called now and then; ends the waiting.
         """
         with self._changed:
             while self._begun and self._thread.is_alive():
@@ -210,7 +209,7 @@ class Savepoints:
             return not self._begun
 
     def close(self, reason: str) -> None:
-        """End the work. What was asked for and not begun is void; what is not complete is left to others."""
+        """End the work. Requests that did not begin are void; incomplete savepoints are left to others."""
         with self._changed:
             self._closed = True
             void, self._asked = self._asked, []
@@ -223,7 +222,7 @@ class Savepoints:
                 rewrite_savepoint(self._work.root, abandoned, self._work.prove)
                 self._answer(asked.request, "void", message)
             except (StillstateError, OSError):
-                # The next run finds it REQUESTED by a run that is over.
+                # The next run finds it as REQUESTED by a run that is over.
                 _LOG.warning("savepoint %s could not be marked as abandoned", asked.request.name, exc_info=True)
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
@@ -241,7 +240,7 @@ class Savepoints:
             self.do_one()
 
     def do_one(self) -> bool:
-        """Make the savepoint whose turn it is, what was begun now before what was left; whether there was one."""
+        """Make the next savepoint, those begun now before those left by earlier runs; return whether one was next."""
         with self._changed:
             begun = self._begun[0] if self._begun else None
             name = self._left.popleft() if begun is None and self._left else ""
@@ -255,8 +254,8 @@ class Savepoints:
         return begun is not None or bool(name)
 
     def look_back(self) -> None:
-        """Find what earlier runs left; they are over, since this one has fenced them. Whatever is then done about it
-        proves whose root it is."""
+        """Find the savepoints that earlier runs left. Those runs are over, since this one has fenced them. Any later
+        write for these savepoints first proves that this run still owns the root."""
         work = self._work
         try:
             records = list_savepoints(work.root)
@@ -270,7 +269,7 @@ class Savepoints:
             held = {pin.holder for pin in read_pins(work.root) if pin.reason == "savepoint"}
             for record in records:
                 if record.state == "COMPLETED" and holder_of(record.name) in held:
-                    self._left.append(record.name)  # its owner ended before it had looked again and let go
+                    self._left.append(record.name)  # its owner ended before its last check and the removal of its pin
                 is_over = 0 < record.term < self._term and record.number == 1
                 if record.state in ("REQUESTED", "IN_PROGRESS") and (is_over or record.is_stale(work.clock.now_ms())):
                     self._left.append(record.name)
@@ -291,7 +290,7 @@ class Savepoints:
         def watch(record: SavepointRecord) -> None:
             nonlocal answered
             if not answered:
-                # The record is written, so whoever has the answer finds it.
+                # The record is written, so a reader of the answer finds it.
                 self._answer(asked.request, "accepted", snapshot_id=record.snapshot_id)
                 answered = True
                 faults.reach("savepoint-begun")
@@ -302,7 +301,7 @@ class Savepoints:
         except SnapshotInUse as error:
             _LOG.warning("%s", error)
         except Exception:
-            # The job must go on, whatever happened here. The record gets stale, and others can resume the savepoint.
+            # The job must continue after any error here. The record gets stale, and others can resume the savepoint.
             _LOG.exception("savepoint %s", asked.request.name)
 
     def _answer(self, request: ControlRequest, given: Answer, message: str = "", snapshot_id: int = 0) -> None:
@@ -312,7 +311,7 @@ class Savepoints:
 
 
 def _fits(request: ControlRequest, manifest: Manifest) -> bool:
-    """Whether a snapshot is one that was asked for."""
+    """Return whether a snapshot fits a request."""
     if request.then == "drain" and not manifest.drained:
         return False
     return manifest.open_batch is None or not request.takes_no_rows

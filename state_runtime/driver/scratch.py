@@ -1,8 +1,8 @@
-"""Where Spark's checkpoint directory of a run lies, and what happens when that disk is full or somebody cleans it.
+"""The place of Spark's checkpoint directory of a run, and what happens when that disk is full or files are removed.
 
-Nothing of value is there: a run primes a fresh directory from the snapshot and removes it at its end. But Spark cannot
-plan a batch without it. So, in this order: local copies of state on the same disk give way, which costs a restore and
-never data; and if that is not enough the run ends with an error that says what to free.
+The directory has no lasting data: a run prepares a fresh one from the snapshot and removes it at its end. But Spark
+cannot plan a batch without it. So, on a full disk, first local copies of state on that disk are removed, which costs a
+restore and never data. If that is not enough the run ends with an error that says what to free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["SCRATCH_FREE_BYTES_MIN", "Scratch"]
 
 _LOG = logging.getLogger(__name__)
 SCRATCH_FREE_BYTES_MIN = 16 * MIB
-"""Local copies give way while the disk has less: a batch writes some kilobytes, a position with a long log more."""
+"""Local copies are removed while the disk has less: a batch writes some kilobytes, a position with a long log more."""
 _CAUSES_MAX = 16
 _FULL = ("No space left on device", "Disk quota exceeded")
 
@@ -40,7 +40,7 @@ class Scratch:
     """The folder of Spark's checkpoint directories, private to the user.
 
     Attributes:
-        state: the local copies of all jobs on this host; they give way if they are on the same disk.
+        state: the local copies of all jobs on this host; they are removed if they are on the same disk.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class Scratch:
 
     @staticmethod
     def of(settings: JobSettings, local_dir: Path) -> Scratch:
-        """Make the folder if it is not there.
+        """Make the folder if it does not exist.
 
         Raises:
             InvalidConfiguration: it cannot be made, or belongs to another user. Unavailable: its disk is full.
@@ -59,7 +59,7 @@ class Scratch:
         try:
             for folder in (place, scratch.folder):
                 scratch.retried(partial(folder.mkdir, parents=True, exist_ok=True, mode=0o700))
-            # In a folder that everybody can write to, another user may have been first.
+            # Another user may have made it first in a folder that all users can write to.
             found = [os.lstat(folder) for folder in ((place, scratch.folder) if place == own else (scratch.folder,))]
         except OSError as error:
             if is_full(error):
@@ -74,12 +74,12 @@ class Scratch:
         return scratch
 
     def keep_room(self) -> None:
-        """Let local copies give way while the disk has less than `SCRATCH_FREE_BYTES_MIN`. Never fails."""
+        """Remove local copies while the disk has less than `SCRATCH_FREE_BYTES_MIN`. Never fails."""
         if self._is_short():
             self.make_room()
 
     def make_room(self) -> bool:
-        """Remove local copies on this disk, those that were unused for longest first, until it has room again.
+        """Remove local copies on this disk, the longest unused first, until it has room again.
 
         Tasks that read one keep what they have open; the next epoch restores the shard from the store.
 
@@ -103,7 +103,7 @@ class Scratch:
         return removed > 0
 
     def retried(self, write: Callable[[], None]) -> None:
-        """Write; if the disk is full, once more after local copies gave way.
+        """Write; if the disk is full, write once more after local copies were removed.
 
         Raises:
             OSError: that of `write`.
@@ -117,11 +117,10 @@ class Scratch:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Whatever Spark or we say about a full disk, or about files that were removed from here, becomes one short
-        error.
+        """Replace any error about a full disk, or about files that were removed from here, by one short error.
 
         Raises:
-            Unavailable: the disk is full. ScratchRemoved: files of it are gone. Anything else typed, or as it is.
+            Unavailable: the disk is full. ScratchRemoved: files of it are gone. Any other error typed, or unchanged.
         """
         try:
             yield
@@ -140,8 +139,8 @@ class Scratch:
             raise self._unavailable() from error
 
     def _removed(self, error: BaseException) -> str:
-        """The file of Spark's that Python looked for and that is gone; empty: the error is another one. What Java did
-        not find, `java_errors` knows."""
+        """Return the removed file of Spark's that Python looked for; empty: it is another error. `java_errors` knows
+        the files that Java did not find."""
         for seen in _causes(error):
             name = str(seen.filename or "") if isinstance(seen, FileNotFoundError) else ""
             if name.startswith(f"{self.folder}{os.sep}") or is_of_session(name):
@@ -169,7 +168,7 @@ class Scratch:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is about a full disk; those of the JVM say it in their text only."""
+    """Return whether an error, or a cause of it, is about a full disk; JVM errors say so only in their text."""
     return any(
         (isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT))
         or any(text in str(seen) for text in _FULL)
@@ -178,7 +177,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that led to it, at most so many."""
+    """Yield an error and its causes, up to a limit."""
     seen: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if seen is None:
@@ -188,7 +187,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """None if it is not known."""
+    """Return the free bytes of a folder's disk; None if they are not known."""
     try:
         return shutil.disk_usage(_existing(folder)).free
     except OSError:

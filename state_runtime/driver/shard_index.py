@@ -1,4 +1,4 @@
-"""What a driver knows of every shard between two epochs: its local version, and what is due in it; pure."""
+"""The driver's index of every shard between two epochs: its local version, and its due work; pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ShardStep:
     """One shard after an epoch, as its task acknowledged it.
 
     Attributes:
-        changed: whether the driver now holds changes of it that no segment has: also those that the task uploaded,
-            because only a segment leads to them.
+        changed: whether the driver now holds changes of it that no segment has. These include changes that the task
+            uploaded, because only a segment references them.
     """
 
     operator: str
@@ -36,9 +36,9 @@ class ShardIndex:
         versions: local versions.
         committed: the same at the newest checkpoint.
         trusted: the shards whose version this run wrote or verified.
-        pending: the shards of which the driver's memory holds changes, or the only way to changes, that no segment has.
-        next_due: lower bound of what is due next (ms); None where nothing is.
-        unvisited: shards that the next epoch must visit although no row comes and nothing is due.
+        pending: the shards with changes that no segment has: the driver's memory holds them, or their only references.
+        next_due: lower bound of the next due time (ms); None if nothing is due later.
+        unvisited: shards that the next epoch must visit even if no row comes and nothing is due.
     """
 
     versions: Mapping[str, ShardVersions]
@@ -52,11 +52,11 @@ class ShardIndex:
     def at_start(
         parallelism: int, known: Mapping[str, str], next_due_ms: Mapping[str, int | None], operators: Iterable[str]
     ) -> ShardIndex:
-        """At the start of a run.
+        """Return the index at the start of a run.
 
         Args:
-            known: local versions that a manifest names and that may serve, as it stores them.
-            next_due_ms: per operator the earliest of all shards: which one it was shows when they are visited.
+            known: usable local versions that a manifest names, as it stores them.
+            next_due_ms: per operator the earliest of all shards; visits show which shard it was.
         """
         uids = list(operators)
         versions = {uid: ShardVersions.decode(known.get(uid, ""), parallelism) for uid in uids}
@@ -70,7 +70,7 @@ class ShardIndex:
         )
 
     def after(self, steps: Iterable[ShardStep]) -> ShardIndex:
-        """After an epoch. A shard that was not visited keeps what it had."""
+        """Return the index after an epoch. A shard that was not visited stays as it was."""
         visited: dict[str, dict[int, ShardStep]] = {}
         for step in steps:
             visited.setdefault(step.operator, {})[step.shard] = step
@@ -90,15 +90,15 @@ class ShardIndex:
         )
 
     def flushed(self) -> ShardIndex:
-        """After everything that the driver held was written to the primary store."""
+        """Return the index after all changes that the driver held were written to the primary store."""
         return replace(self, pending=_nowhere(self.pending))
 
     def checkpointed(self) -> ShardIndex:
-        """After a manifest that names the versions."""
+        """Return the index after a manifest that names the versions."""
         return replace(self.flushed(), committed=self.versions)
 
     def visiting(self, shards: Mapping[str, frozenset[int]]) -> ShardIndex:
-        """With more shards that the next epoch must visit."""
+        """Return the index with more shards that the next epoch must visit."""
         uids = {*self.unvisited, *shards}
         return replace(
             self,
@@ -106,24 +106,23 @@ class ShardIndex:
         )
 
     def due(self, operator: str, now_ms: int) -> list[int]:
-        """The shards in which something is due."""
+        """Return the shards with due work."""
         return [
             shard for shard, due_ms in enumerate(self.next_due[operator]) if due_ms is not None and due_ms <= now_ms
         ]
 
     def earliest_due_ms(self, operator: str) -> int | None:
-        """Of all shards; None if nothing is due in any."""
+        """Return the earliest due time of all shards; None if nothing is due in any."""
         return min((due for due in self.next_due[operator] if due is not None), default=None)
 
     @property
     def any_stranded(self) -> bool:
-        """Whether a shard's changes are in the driver's memory and nowhere else: its local version could not be
-        written."""
+        """Whether a shard's changes are only in the driver's memory, because its local version could not be written."""
         return any(self.versions[uid][shard] == NO_VERSION for uid, shards in self.pending.items() for shard in shards)
 
     @property
     def shard_count(self) -> int:
-        """Of all operators together."""
+        """Number of shards of all operators together."""
         return sum(map(len, self.versions.values()))
 
 

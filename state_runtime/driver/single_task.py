@@ -1,12 +1,12 @@
-"""Whether the next epoch is narrow, one task for all shards: by what the newest ones showed; pure.
+"""Whether the next epoch is narrow, one task for all shards: chosen by the numbers of the newest ones; pure.
 
-In an epoch of few rows a shuffle and a task for each shard are most of the time. One task does the same, one shard
-after the other (task/single_task.py). It never changes a result, so the choice is nobody's but this run's.
+In an epoch of few rows most of the time is spent on a shuffle and on a task for each shard. One task does the same, one
+shard after the other (task/single_task.py). It never changes a result, so each run chooses for itself.
 
-Never narrow is an epoch that goes on with rows in flight: it has a backlog, for which all cores are wanted, and the
-rows of many epochs. One that has a deadline may be; each shard of its task keeps to the deadline as a task of its own
-would, and what is left waits as ever. But if the deadline comes before one task would be refused, shards beside each
-other get further until then, so that the batch takes fewer epochs.
+An epoch that continues rows in flight is never narrow: it has a backlog, which needs all cores, and the rows of many
+epochs. An epoch with a deadline may be narrow: each shard of its task keeps to the deadline as a separate task would,
+and rows that are left wait as usual. But if the deadline comes before one task would be refused, parallel shards get
+further until then, so that the batch takes fewer epochs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["LIMITS", "SingleTask", "may_be_single_task"]
 LIMITS = SingleTaskLimits()
 """Beyond them a narrow epoch is refused."""
 ROWS_MAX = 16_384
-"""That came for the operator with the most of them. Far more are done sooner by all cores with a shuffle; where the two
-meet was not measured (docs/design/0033-floor.md)."""
+"""Rows of the operator with the most of them. Far more rows are faster on all cores with a shuffle; the break-even
+point was not measured (docs/design/0033-floor.md)."""
 TASKS_MS_MAX = 500.0
-"""With code of a user's that takes longer over few rows, shards had better run beside each other."""
+"""If user code takes longer over few rows, the shards should run in parallel."""
 SHARDS_MAX = 16
 """A shard takes some milliseconds even without rows; many of them are faster on all cores."""
 PAUSE_EPOCHS = 32
 PAUSE_EPOCHS_MAX = 1 << 15
-"""A guess that was wrong is an epoch that was slow, or ran twice: the more often, the longer until the next one."""
+"""After a wrong guess an epoch was slow, or ran twice: the more often, the longer the pause until the next guess."""
 
 
 @dataclass
 class SingleTask:
     """The choice for each epoch of a run.
 
-    Life cycle: made with the run → per epoch `choose`, (`refused`), then `seen` with what its tasks did.
+    Life cycle: made with the run → per epoch `choose`, (`refused`), then `seen` with its tasks' acknowledgements.
 
     Attributes:
         allowed: see `may_be_single_task`.
@@ -53,30 +53,30 @@ class SingleTask:
     _last_pause: int = 0
 
     def choose(self, within_s: float | None, *, goes_on: bool) -> bool:
-        """Whether the next epoch is to be narrow. The first one of a run is not: it restores, and may have a backlog.
+        """Return whether the next epoch is narrow. The first one of a run is not: it restores, and may have a backlog.
 
         Args:
-            within_s: the epoch's time; None: as long as it takes.
-            goes_on: it goes on with rows in flight.
+            within_s: the epoch's time; None: no limit.
+            goes_on: it continues rows in flight.
         """
         fits = within_s is None or within_s >= LIMITS.time_max_s
         self._is_chosen = self.allowed and self._is_small and self._pause == 0 and fits and not goes_on
         return self._is_chosen
 
     def refused(self) -> None:
-        """The narrow epoch was too much for one task."""
+        """Note that the narrow epoch was too much for one task."""
         self._is_chosen = False
         self._pause = self._last_pause = min(max(PAUSE_EPOCHS, self._last_pause * 2), PAUSE_EPOCHS_MAX)
 
     def seen(self, acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage], tasks_ms: float) -> None:
-        """Learn from an epoch; nothing from one that no shard had anything to do in.
+        """Learn from an epoch; nothing is learned if no shard had work in it.
 
         Args:
-            tasks_ms: what its action took.
+            tasks_ms: the duration of its action.
         """
         if not acknowledged:
             return
-        # Before this epoch's own doing starts a pause: it is of those that come after it.
+        # Before this epoch starts a new pause below: a pause covers the epochs after the one that starts it.
         self._pause = max(0, self._pause - 1)
         if self._is_chosen and tasks_ms > TASKS_MS_MAX:
             self.refused()
@@ -87,12 +87,12 @@ class SingleTask:
 
 
 def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
-    """Whether a run's epochs may be narrow at all.
+    """Return whether a run's epochs may be narrow at all.
 
-    Of several executors each has its own shards. What a shard's task sends to a store is sent while those of other
-    shards do the same; one task would wait for each: for uploads without the changelog, and for a sink that is far
-    away. And a sink above all operators gets all rows of the source, of which the operator's may be few, and as many
-    tasks as the source has.
+    They may not with several executors, because each has its own shards. They may not if tasks send data to a store:
+    tasks of several shards do it in parallel, one task would wait for each of them. That is so for uploads without the
+    changelog, and for a distant sink. And a sink above all operators gets all rows of the source, in as many tasks as
+    the source has, while the operators may get few of them.
     """
     stages = context.pipeline.stages
     of_operators = {name for stage in stages if stage.operator is not None for name in stage.sinks}
@@ -104,8 +104,8 @@ def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
 
 
 def _rows_max(acknowledged: Iterable[Acknowledgement], stages: Sequence[Stage]) -> int:
-    """Of the operator with the most rows; those that Spark aggregated before are counted one by one: it has all of them
-    to aggregate in the one task."""
+    """Return the rows of the operator with the most. Rows that Spark aggregated before count one by one: the one task
+    would have to aggregate all of them."""
     rows: dict[int, int] = {}
     for a in acknowledged:
         if stages[a.stage].operator is not None:

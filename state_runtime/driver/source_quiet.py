@@ -1,4 +1,4 @@
-"""Whether a run's source is quiet: it was asked, and had nothing; and for how long."""
+"""Whether a run's source is quiet (it was asked, and had nothing), and for how long."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from state_runtime.base.clock import Clock
 __all__ = ["LONG_QUIET_S", "LongQuiet", "SourceQuiet", "is_idle"]
 
 LONG_QUIET_S: Final = 10.0
-"""A source that is quiet for so long is taken for one that has nothing: rows that come every few seconds should first
-go through a run that is on trial."""
+"""A source that is quiet for this time is considered to have nothing: rows that come every few seconds should first go
+through a run that is on trial."""
 
 
 class Query(Protocol):
-    """What is read of Spark's streaming query."""
+    """The parts of Spark's streaming query that are read here."""
 
     @property
     def status(self) -> Any: ...
@@ -25,9 +25,10 @@ class Query(Protocol):
 
 
 def is_idle(query: Query) -> bool:
-    """Whether Spark neither works on a batch nor knows of data for one: then an epoch of our own is in nobody's way.
+    """Return whether Spark neither works on a batch nor knows of data for one: then an epoch of Stillstate disturbs
+    nothing.
 
-    A query that has only just started says so too, before it has looked for data.
+    A query that has just started returns the same, before it has looked for data.
     """
     status = query.status
     return not status["isTriggerActive"] and not status["isDataAvailable"]
@@ -36,8 +37,8 @@ def is_idle(query: Query) -> bool:
 class SourceQuiet:
     """The verdict on one query, for the heartbeat. It is certain: a source that does not answer is never called quiet.
 
-    Spark asks the source in each of its triggers, and has progress to show once the first has ended. Until then
-    nobody has asked. From then on what Spark says of data is what the source has answered last.
+    Spark asks the source in each of its triggers, and has progress to show once the first has ended. Until then the
+    source has not been asked. From then on Spark's `isDataAvailable` is the source's last answer.
     """
 
     def __init__(self, query: Query) -> None:
@@ -48,9 +49,9 @@ class SourceQuiet:
         return self.has_nothing() and is_idle(self._query)
 
     def has_nothing(self) -> bool:
-        """Whether the source had nothing when it was asked last. It may be asked once more just now: a query without a
-        trigger of its own asks a hundred times a second, and is seldom seen between two questions."""
-        # Progress is a document that Python decodes: it is read until it is there, and never again.
+        """Return whether the source had nothing at its last answer. It may be asked again at this moment: a query
+        without a trigger asks a hundred times a second, and is seldom seen between two questions."""
+        # Progress is a document that Python decodes: it is read until it exists, and never again.
         self._was_asked = self._was_asked or self._query.lastProgress is not None
         return self._was_asked and not self._query.status["isDataAvailable"]
 

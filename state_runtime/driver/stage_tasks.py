@@ -1,4 +1,4 @@
-"""What the tasks of an epoch are given, and where they are wanted."""
+"""The inputs of an epoch's tasks, and their preferred executors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StageTasks:
-    """Puts together what tasks need to know, from the driver's state as it is when it is asked.
+    """Puts the inputs of tasks together, from the driver state at the moment of the call.
 
     Life cycle: made with the run → per action `job`, then `of_action` around planning and running it.
 
@@ -55,11 +55,11 @@ class StageTasks:
         self._accumulator = accumulator
 
     def job(self, time: TimeEntry, late_ms: int = 0) -> TaskJob:
-        """What all tasks of one attempt at the next epoch are told.
+        """Return the common input of all tasks of one attempt at the next epoch.
 
         Args:
             time: the epoch's clock, as tasks act by it.
-            late_ms: the watermark that rows are late by.
+            late_ms: the watermark below which rows are late.
         """
         context, last, head = self._context, self._committer.last, self._state.interval.head
         return TaskJob(
@@ -86,10 +86,10 @@ class StageTasks:
     def of_action(
         self, job: TaskJob, budget: EpochBudget, batch: BatchProgress | None, *, narrow: bool
     ) -> Iterator[Callable[[Stage, int], StageTask]]:
-        """The function of each stage, by its number; good until the action has ended.
+        """Yield the function of each stage, by its number; valid until the action has ended.
 
         Args:
-            batch: that the epoch goes on with, if it does.
+            batch: that the epoch continues, if any.
             narrow: one task gets the rows of all shards.
         """
         listed = self._share_listing()
@@ -100,7 +100,7 @@ class StageTasks:
                 _give_up(listed)
 
     def placement(self, spark: SparkSession) -> Placement:
-        """Keeps the shards of the run on their executors."""
+        """Return the placement that keeps the shards of the run on their executors."""
         context, last, state = self._context, self._committer.last, self._state
 
         def wanted() -> tuple[int, Mapping[str, ShardVersions]]:
@@ -133,7 +133,7 @@ class StageTasks:
         context, shards = self._context, self._state.shards
         uid = stage.operator.uid if stage.operator is not None else ""
         passes = batch.of_operator(uid) if batch is not None else ()
-        # A shard may be visited for other reasons than what is due: nobody knows it yet, or its state becomes files.
+        # A shard may be visited for other reasons than due work: it was never visited, or its state becomes files.
         was_done = stage.operator is not None and did_due(stage.operator, batch)
         return StageTask(
             job=job,
@@ -156,8 +156,8 @@ class StageTasks:
         )
 
     def _narrow_limits(self) -> SingleTaskLimits:
-        """A task for a single shard lets what is more than it may hold wait on the host's disk; the one for all does
-        not."""
+        """Return the limits of one task for all shards. A task for a single shard spills to the host's disk when it
+        would hold more than its bytes; the one for all shards does not spill."""
         return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))
 
     def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:
@@ -166,18 +166,18 @@ class StageTasks:
         return self._spark.broadcast(listed) if listed else None
 
     def _flushed_files(self) -> ShardFilesEntry | None:
-        """The listing that no manifest names yet, if one was written since the newest checkpoint.
+        """Return the listing that no manifest names yet, if one was written since the newest checkpoint.
 
-        Shards that changed after it are pending, and do not ask for it.
+        Shards that changed after it are pending, and do not read it.
         """
         entry = self._state.files.flushed if self._state.files is not None else None
         return entry if entry != self._committer.last.shards else None
 
 
 def _give_up(listed: Broadcast[Any]) -> None:
-    """Take a listing back from the executors. Only tasks of an action that is over can still ask for it."""
+    """Remove a listing from the executors. Only tasks of an action that is over can still ask for it."""
     try:
         listed.destroy()
     except Exception:
-        # The session may have ended, which is what the run ends with; the listing went with it.
+        # The session may have ended, which also ends the run; the listing was removed with it.
         _LOG.info("the listing of files that tasks were given could not be taken back", exc_info=True)

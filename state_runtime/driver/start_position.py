@@ -1,23 +1,24 @@
 """Where a run begins: at its own newest snapshot, at an older one of its own, or at a snapshot of any other root.
 
-    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere; also asks
-            the caller whether the run may go on from it (`Decide`)
-    open    writes: CLAIM takes the source over and fences it; job.json says what the job begins with; everything that
-            the snapshot needs is copied, and its manifest last: the job's first snapshot, with the id that it has in
-            the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is asked
-            again, about exactly what is gone on from: another run may have committed since the look
+    look    reads only: finds the snapshot and refuses an impossible start before anything is written; also asks
+            the caller whether the run may resume from it (`Decide`)
+    open    writes: CLAIM takes the source over and fences it; job.json records what the job begins with; all objects
+            that the snapshot needs are copied, and its manifest last: the job's first snapshot, with the id that it has
+            in the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is asked
+            again, about the exact content to resume from: another run may have committed since the look
 
-From its first snapshot on a job needs nothing of the source, and a restart that names the same source again goes on
-from the job's own newest snapshot. One that names another source is refused: it would go on from a state that was not
-asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot
-of the source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
+From its first snapshot on a job needs nothing of the source, and a restart that names the same source again resumes
+from the job's own newest snapshot. A restart that names another source is refused: it would resume from a state that
+was not requested. A crash before the first snapshot leaves a root that has a job.json and no snapshot. The next start
+takes the same snapshot of the source, and keeps the copied files. A start without `start_from` refuses such a root: it
+would begin empty.
 
-`fill` copies another root's snapshot as `open` does with NO_CLAIM, and opens no run: for whoever looks at the copy
-before a driver starts.
+`fill` copies another root's snapshot as `open` does with NO_CLAIM, and opens no run: the copy can be examined before a
+driver starts.
 
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
-source the job's own: nobody else runs it or starts from it (snapshot/claim.py), and it is removed after the job's first
-checkpoint (maintenance/delete/claimed.py).
+source the job's own: no other job runs it or starts from it (snapshot/claim.py), and it is removed after the job's
+first checkpoint (maintenance/delete/claimed.py).
 """
 
 from __future__ import annotations
@@ -71,13 +72,14 @@ __all__ = ["Decide", "StartFrom", "StartPosition"]
 _LOG = logging.getLogger(__name__)
 
 Decide = Callable[[Manifest | None, JobInfo | None], None]
-"""Refuses, by raising, what a run must not go on from. Called with the content, under the newest snapshot's id and with
-the output that the run would publish first (None: the job begins empty), and with the job's identity if it has one."""
+"""Raises to refuse a content that a run must not resume from. Called with the content, which has the newest snapshot's
+id and the output that the run would publish first (None: the job begins empty), and with the job's identity if it has
+one."""
 
 
 @dataclass(frozen=True)
 class StartFrom:
-    """A snapshot of another root, and who owns it once the job has begun with it.
+    """A snapshot of another root, and its owner once the job has begun with it.
 
     Attributes:
         place: `<store>/<job>` (its newest snapshot), `<store>/<job>@<id>`, or the folder of a savepoint.
@@ -92,19 +94,20 @@ class StartFrom:
 
 
 class StartPosition:
-    """The beginning of one run.
+    """The start of one run.
 
     Life cycle: made → `look` (reads) → `open` or `fill` (write); each once.
 
     Args:
         catalog: of the job that begins.
-        start_from: where a job without a snapshot begins; of a job with snapshots it must be what the job began with.
+        start_from: where a job without a snapshot begins; for a job with snapshots it must be the place that the job
+            began with.
         from_snapshot: an older snapshot of the job's own to go back to: its id, or the name of a savepoint.
         storage_options: of the job's own store.
         on_copy: called while the source is copied, after each object.
 
     Attributes:
-        info: of the job, once it was looked at; None if it has no root yet.
+        info: of the job, after `look`; None if it has no root yet.
     """
 
     def __init__(
@@ -136,17 +139,16 @@ class StartPosition:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def look(self, decide: Decide | None = None) -> Manifest | None:
-        """The content that the run will go on from; None if the job begins empty. Nothing is written.
+        """Return the content that the run will resume from; None if the job begins empty. Nothing is written.
 
         Args:
-            decide: asked about that content now, and in `open` about what is then really gone on from.
+            decide: asked about that content now, and in `open` about the content that is then really used.
 
         Raises:
-            what `decide` raises.
-            SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: who holds it
-                is named.
+            the errors of `decide`.
+            SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: its holder
+                is named. Or an import, a move or a conversion fills the root, or was cut while it did.
             JobRootMismatch: files of two roots were mixed.
-            SnapshotInUse: an import, a move or a conversion fills the root, or was cut while it did.
             InvalidConfiguration, MissingSnapshot, JobNotFound: there is no such snapshot, or the job was begun with
                 another.
             CorruptManifest, UnsupportedFormat, StoreUnavailable: see `Catalog.latest`.
@@ -194,9 +196,10 @@ class StartPosition:
         return replace(source.manifest, outputs=self._outputs(source))
 
     def _refuse_another_beginning(self, start: StartFrom, info: JobInfo) -> None:
-        """A job with snapshots may be told the place that it began with, as a file or a script tells it at each start.
+        """Refuse, for a job with snapshots, any place but the one that it began with. That one is accepted, because a
+        file or a script names it at each start.
 
-        The place is compared by its name alone: the source may be gone by now, or have gone on.
+        The place is compared by its name alone: the source may be gone by now, or have newer snapshots.
         """
         began = info.started_from
         place = Place.parse(start.place)
@@ -215,10 +218,10 @@ class StartPosition:
         )
 
     def _refuse_remains(self) -> None:
-        """A root that has data and no snapshot did not begin empty: every run commits a snapshot before it writes data.
+        """Refuse a root that has data and no snapshot: every run commits a snapshot before it writes data.
 
-        It is a copy without its `snapshots/`, or what an import of an earlier version left. To begin empty here would
-        read as if the job had no state.
+        It is a copy without its `snapshots/`, or left by an import of an earlier version. To begin empty here would
+        look as if the job had no state.
         """
         folders = sorted({"changelog", "files", "tables"} & set(self._root.list_names("")))
         if not folders or read_boundary(self._root).is_tombstone:
@@ -232,25 +235,25 @@ class StartPosition:
             )
 
     def _choose_savepoint(self, own: Manifest) -> None:
-        """Go back to what a savepoint of the job holds.
+        """Go back to the content of a savepoint of the job.
 
         Raises:
-            MissingSnapshot, JobNotFound: there is none of that name. SnapshotInUse: it is not complete.
+            MissingSnapshot, JobNotFound: no savepoint has that name. SnapshotInUse: it is not complete.
             JobRootMismatch, InvalidConfiguration: it is no past of this job.
         """
-        read_savepoint(self._root, self._savepoint)  # a name that is none is told so in these words
+        read_savepoint(self._root, self._savepoint)  # raises the error for an unknown name
         opened = open_snapshot(self._root.child(savepoint_path(self._savepoint)), None, self._clock)
         self._past = past_of(self._catalog, opened, own), opened.root
 
     def _pass_over_what_a_copy_lacks(self, own: Manifest, info: JobInfo) -> None:
-        """In a folder that was copied while its job ran, go back to the newest snapshot that is whole, be it a
-        savepoint's.
+        """Go back, in a folder that was copied while its job ran, to the newest snapshot that has all its objects. It
+        may be a savepoint's.
 
-        Only where the folder lies elsewhere than its newest run left it: what is missing in place is damage, and is
-        never passed over.
+        This applies only if the folder is at another place than at its newest run. Files that are missing in place are
+        damage, and such a snapshot is never skipped.
 
         Raises:
-            MissingFile: no snapshot is whole.
+            MissingFile: every snapshot lacks objects.
         """
         place = place_of_newest_run(self._root)
         if place == self._root.url:
@@ -290,7 +293,7 @@ class StartPosition:
             return own
         if not read_boundary(self._root).keeps(wanted):
             raise SnapshotExpired(f"snapshot {wanted} of job {self._catalog.job!r} has expired; choose a newer one")
-        # The id is the newest's: what is reconciled with the pipeline is read as of the run's first epoch.
+        # The id is the newest's: the pipeline is reconciled with this content as of the run's first epoch.
         return replace(gone_back(self._catalog.manifest(wanted), own), snapshot_id=own.snapshot_id)
 
     def _unfinished(self, started: StartedFrom) -> InvalidConfiguration:
@@ -341,7 +344,7 @@ class StartPosition:
             return
         claim = read_claim(source.root)
         if claim is not None:
-            # By this job, in an attempt that did not end; or by another one.
+            # Claimed by this job, in an attempt that did not end; or by another job.
             mine = info.uid if info is not None else claim.job_uid if claim.place == self._root.url else ""
             refuse_if_claimed(source.root, by=mine)
             return
@@ -363,17 +366,17 @@ class StartPosition:
     def open(
         self, empty: Callable[[JobInfo], Manifest], *, host: str, pid: int, clock: Clock | None = None
     ) -> Committer:
-        """Begin; the job has a fencing snapshot when it returns. Repeat it after an error or a crash at any point.
+        """Begin the run; the job has a fencing snapshot when it returns. Repeat it after an error or a crash.
 
         Args:
-            empty: the content of a job that begins with nothing.
-            clock: what processing time and the dates of the run's snapshots go by, if it is another one.
+            empty: returns the content of a job that begins with nothing.
+            clock: for processing time and the dates of the run's snapshots, if it is another one.
 
         Raises:
-            what `decide` of `look` raises: the run may not go on from what others have committed since. No older run of
-                the job was fenced. With CLAIM the source is claimed by then, for this job's next attempt.
+            the errors of `decide` of `look`: the run may not resume from what others have committed since. No older run
+                of the job was fenced. With CLAIM the source is claimed by then, for this job's next attempt.
             SnapshotInUse: another job has claimed the source meanwhile.
-            SnapshotExpired, MissingFile, CorruptData: the source was given up meanwhile, or is damaged; the job has no
+            SnapshotExpired, MissingFile, CorruptData: the source expired meanwhile, or is damaged; the job has no
                 snapshot.
             Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
         """
@@ -387,7 +390,7 @@ class StartPosition:
                 return self._open_past(*self._past, info, empty, actor)
             if self._from_snapshot is None:
                 return self._open_run(info, empty, actor)
-            # Until the fencing snapshot names what it needs.
+            # Pinned until the fencing snapshot names the objects that it needs.
             with self._pinned(self._root, self._from_snapshot, info, actor):
                 return self._open_run(info, empty, actor)
         uid = ""
@@ -396,29 +399,29 @@ class StartPosition:
             uid, source = self._take_over(source, actor)
             faults.reach("start-claimed")
             if self._decide is not None:
-                # Before job.json says what the job begins with: the source may have ended meanwhile with a snapshot
-                # that the caller does not go on from.
+                # Asked before job.json records what the job begins with: the source may have ended meanwhile with a
+                # snapshot that the caller does not resume from.
                 self._decide(replace(source.manifest, outputs=self._outputs(source)), self.info)
         return self._open_run(self._bring(source, uid, actor), empty, actor)
 
     def fill(self, uid: str, *, host: str, pid: int) -> JobInfo:
-        """Give the job what `look` has found of another root as its first snapshot, without a run. Repeat it after an
-        error or a crash at any point.
+        """Give the job the snapshot of another root that `look` has found as its first snapshot, without a run. Repeat
+        it after an error or a crash at any point.
 
         Args:
             uid: of a new job.
 
         Returns:
-            The job, which has a snapshot now. Another uid than the one that was given: somebody else has begun it.
+            The job, which has a snapshot now. If its uid is not the given one, another start has begun it.
 
         Raises:
-            what `open` raises before it opens a run.
+            the errors of `open` before it opens a run.
         """
         check(self._start is not None and not self._claims, "a root is filled from another one, which stays")
         if self._source is not None:
             refuse_cut_copy(self._source)
             return self._bring(self._source, uid, Actor(self._clock, self._ids, host, pid))
-        # An earlier attempt has ended.
+        # An earlier attempt has already finished.
         check(self.info is not None, "a job that has a snapshot has a job.json")
         assert self.info is not None
         return self.info
@@ -434,7 +437,7 @@ class StartPosition:
             started = self._started_from(source)
         faults.reach("start-recorded")
         rewritten = taken_over(source.manifest, started, info, self._outputs(source))
-        # A source may be read-only. The copy checks each file, so a snapshot that is given up meanwhile is noticed.
+        # A source may be read-only. The copy checks each file, so it notices if the snapshot expires meanwhile.
         with self._pinned(source.root, source.manifest.snapshot_id, info, actor, do_without=(Unavailable,)) as kept:
 
             def copied(progress: CopyProgress) -> None:
@@ -456,10 +459,10 @@ class StartPosition:
         return info
 
     def ending(self, info: JobInfo, owner: str) -> ClaimEnding | None:
-        """What removes the root that the job has claimed, once it has a checkpoint; None if it claimed none.
+        """Return the removal of the root that the job has claimed, once it has a checkpoint; None without a claim.
 
         Args:
-            owner: who removes it, `host:pid`.
+            owner: the process that removes it, `host:pid`.
         """
         started = info.started_from
         if started is None or started.mode != "CLAIM":
@@ -479,7 +482,7 @@ class StartPosition:
         actor: Actor,
         do_without: tuple[type[Unavailable], ...] = (),
     ) -> AbstractContextManager[KeptPin]:
-        # The note is the job's uid: a start that is repeated, and the end of a claim, find what killed ones have left.
+        # The note is the job's uid: a repeated start, and the end of a claim, find the pins of killed runs by it.
         return kept_pin(
             root,
             snapshot_id,
@@ -498,7 +501,7 @@ class StartPosition:
         empty: Callable[[JobInfo], Manifest],
         actor: Actor,
     ) -> Committer:
-        """Go on from a savepoint's content, which is brought into the root first, as a rollback does."""
+        """Resume from a savepoint's content, which is copied into the root first, as a rollback does."""
         with bringing(source, self._root, content, actor, self._on_copy):
             faults.reach("start-copied")
             return self._open_run(info, empty, actor, content)
@@ -536,15 +539,15 @@ class StartPosition:
         )
 
     def _outputs(self, source: OpenedSnapshot) -> tuple[StagedOutput, ...]:
-        """What the claimed job may have left unpublished. A folder that no job ever ran in, a savepoint, has nothing of
-        its own."""
+        """Return the output that the claimed job may have left unpublished. A savepoint, or another folder in which no
+        job ever ran, has none."""
         if not self._claims or newest_term(source.root) == 0:
             return ()
         pending = pending_outputs(source.manifest, source.catalog.latest() or source.manifest)
         return () if is_published(source.root, pending) else pending
 
     def _take_over(self, source: OpenedSnapshot, actor: Actor) -> tuple[str, OpenedSnapshot]:
-        """Claim the source, and fence whoever ran it: what is read of it after that is final.
+        """Claim the source, and fence its runs: data read from it after that is final.
 
         Returns:
             The uid of this job, and the source with the snapshot to start from.
@@ -574,7 +577,7 @@ class StartPosition:
             claimed_by=uid,
         )
         term = opened.term
-        # Who looks at the source sees a job that ended, not one that is starting.
+        # Readers of the source's status see a job that ended, not one that is starting.
         write_status(
             source.root,
             RunStatus(
@@ -594,7 +597,7 @@ class StartPosition:
         return uid, replace(source, manifest=opened.last) if asked_for is None else source
 
     def _agreed(self, info: JobInfo, source: OpenedSnapshot) -> OpenedSnapshot:
-        """The source with the snapshot that another start of this job, at the same time, has begun with."""
+        """Return the source with the snapshot that a concurrent start of this job has begun with."""
         recorded = info.started_from
         asked_for = Place.parse(self._start.place).snapshot_id if self._start is not None else None
         if recorded is None:
@@ -610,7 +613,7 @@ class StartPosition:
 
 
 def _refuse_if_unfinished(source: OpenedSnapshot) -> None:
-    """A savepoint is somebody's until it is complete, and nobody's once it is being deleted."""
+    """Refuse a savepoint that is not complete yet, or that is being deleted."""
     record = read_record(source.root)
     if record is not None and record.state != "COMPLETED":
         raise SnapshotInUse(
@@ -620,5 +623,5 @@ def _refuse_if_unfinished(source: OpenedSnapshot) -> None:
 
 
 def _is_same(one: StartedFrom, other: StartedFrom) -> bool:
-    """Whether both are one snapshot, taken in one way; wherever its root lies by now."""
+    """Return whether both are one snapshot, taken in one mode, even if its root has moved."""
     return replace(one, place="") == replace(other, place="")

@@ -1,7 +1,7 @@
-"""What the driver remembers of the tasks of its newest epochs, bounded whatever the parallelism; pure.
+"""The driver's record of the tasks of its newest epochs, bounded at any parallelism; pure.
 
-Of an epoch with many tasks those are kept that somebody may look for: the slowest, and those whose shards have most
-rows in flight, which are not the slowest where all tasks stop at a deadline. The others are summed up.
+Of an epoch with many tasks the interesting ones are kept: the slowest, and those whose shards have most rows in flight.
+These two differ where all tasks stop at a deadline. The others are summed up.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class TaskHistory:
     epochs: tuple[EpochTasks, ...] = ()
 
     def after(self, epoch: EpochTasks) -> TaskHistory:
-        """With one more epoch. One without tasks only moved a clock: it would push out those that are looked for."""
+        """Return the history with one more epoch. An epoch without tasks only moved a clock: it is not added, because
+        it would push out epochs of interest."""
         return TaskHistory((epoch, *self.epochs)[:EPOCHS_MAX]) if epoch.tasks else self
 
     def durable(self, epoch: int, *, snapshot_id: int, at_ms: int) -> TaskHistory:
-        """After a snapshot that ends with `epoch`."""
+        """Return the history after a snapshot that ends with `epoch`."""
         if not any(e.epoch <= epoch and not e.snapshot_id for e in self.epochs):
             return self
         return TaskHistory(
@@ -47,11 +48,11 @@ class TaskHistory:
 
 
 def epoch_of(numbers: Progress, acknowledged: Iterable[tuple[str, Acknowledgement]]) -> EpochTasks:
-    """One epoch.
+    """Return the record of one epoch.
 
     Args:
         numbers: of all of its tasks together.
-        acknowledged: of each task the operator's uid and what it did.
+        acknowledged: for each task the operator's uid and the acknowledgement.
     """
     found = sorted((_Ranked.of(uid, a) for uid, a in acknowledged), key=_slowest_first)
     slowest, rest = found[:SLOWEST_MAX], found[SLOWEST_MAX:]
@@ -67,7 +68,7 @@ def epoch_of(numbers: Progress, acknowledged: Iterable[tuple[str, Acknowledgemen
 
 
 class _Ranked(NamedTuple):
-    """A task of a thousand, of which most are only summed up."""
+    """A task, for ranking: of a thousand, most are only summed up."""
 
     took_ms: int
     left_rows: int

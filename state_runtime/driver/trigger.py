@@ -1,4 +1,4 @@
-"""When batches begin, as a caller of `run` says it."""
+"""When batches begin, in the form that a caller of `run` gives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SPARKS: Final = ("processingTime", "availableNow", "once")
 
 
 def every_s(seconds: float) -> dict[str, Any]:
-    """A batch every so many seconds, as Spark's `DataStreamWriter.trigger` takes it."""
+    """Return the trigger of a batch every `seconds`, as Spark's `DataStreamWriter.trigger` takes it."""
     return {"processingTime": f"{max(1, round(seconds * 1000))} milliseconds"}
 
 
 def sparks_trigger(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What Spark's `DataStreamWriter.trigger` takes, of that or of what stillstate.yaml says under `trigger`.
+    """Convert a trigger in Spark's form, or in that of stillstate.yaml, to what `DataStreamWriter.trigger` takes.
 
     Raises:
         InvalidConfiguration: it is neither.

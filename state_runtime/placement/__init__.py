@@ -1,1 +1,1 @@
-"""Which shard sits on which executor, and what local state an executor's host has."""
+"""Which executor each shard runs on, and which local state an executor's host has."""

@@ -1,13 +1,13 @@
-"""Shards stay on their executors: the batch's partitions are joined to a cached frame of one row per seat.
+"""Placement anchors keep shards on their executors: the batch is joined to a cached frame of one row per seat.
 
     batch.repartitionById(P, seat) ─┐
                                     ├─ shuffled hash join, left ─▶ mapInArrow, where the seat's block is
     seats.repartitionById(P, seat) ─┘
       (cached)
 
-Spark prefers to run a task where the cached part of its input is, through a shuffle that has no preference of its own
-(`DAGScheduler.getPreferredLocs`), and a lost executor's blocks are computed again wherever their tasks run next: only
-its shards move. See docs/design/0014-placement.md for what this costs and which settings it needs.
+Spark prefers to run a task where the cached part of its input is, also through a shuffle, which has no preference
+itself (`DAGScheduler.getPreferredLocs`). A lost executor's blocks are computed again wherever their tasks run next:
+only its shards move. See docs/design/0014-placement.md for the cost of this and the settings that it needs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _HELD = "__stillstate_held_seat"
 _ANCHOR = itertools.count()
 _EARLY_MAX = 5
 _EARLY_S = 60.0
-"""Uneven seats are given back at least so many times in a row and for so long; then executors just are not alike.
+"""Uneven seats are given back at least `_EARLY_MAX` times in a row and for this time; then executors simply differ.
 
-Times alone would not do: short epochs are over five times before a slow machine has started one executor."""
+A count alone is not enough: five short epochs are over before a slow machine has started one executor."""
 
 
 def obstacle(spark: SparkSession) -> str:
-    """Why shards cannot be pinned in this session; "" if they can. A session of `build_session` can."""
+    """Return why shards cannot be pinned in this session; "" if they can. A session of `build_session` can."""
     conf = spark.sparkContext.getConf()
     if (conf.get("spark.shuffle.reduceLocality.enabled", "true") or "").lower() != "false":
         return (
@@ -54,8 +54,8 @@ def obstacle(spark: SparkSession) -> str:
 
 
 def has_executors(spark: SparkSession) -> bool:
-    """Whether tasks run in processes of their own; in local mode the driver runs them, and everything is where it
-    is."""
+    """Return whether tasks run in separate processes; in local mode the driver runs them, and all data is in its
+    process."""
     master = spark.sparkContext.master or "local"
     return master != "local" and not master.startswith("local[")
 
@@ -68,7 +68,7 @@ class AnchoredPlan:
     seat_of_shard: tuple[int, ...]
 
     def seat(self, batch: DataFrame, shard: str) -> DataFrame:
-        """The batch in one partition per seat, each on the executor that holds the seat; columns and rows as they were.
+        """Return the batch with one partition per seat, each on the seat's executor; columns and rows unchanged.
 
         Args:
             shard: SQL of the shard's number, never null.
@@ -78,21 +78,21 @@ class AnchoredPlan:
         # A constant array after planning: a look-up per row, also with 32,768 shards.
         seat = f"element_at(CAST(split('{seats}', ',') AS ARRAY<INT>), {shard} + 1) AS {_SEAT}"
         placed = batch.selectExpr("*", seat).repartitionById(parallelism, col(_SEAT))
-        # A left join: whatever happened to the seats, no row of the batch can get lost.
+        # A left join: no row of the batch can get lost, even if seats are missing.
         joined = placed.join(self.frame.hint("shuffle_hash"), col(_SEAT) == col(_HELD), "left")
         return joined.drop(_SEAT, _HELD)
 
 
 class Placement:
-    """Keeps the seats of one run and says on which executor each shard ran. One thread at a time.
+    """Keeps the seats of one run and reports on which executor each shard ran. One thread at a time.
 
     Life cycle: made without work → `for_epoch` before an epoch (takes seats when it must) → `ran` after it → … →
-    `close`. In local mode, with placement off, and where the session's settings are in the way, it only watches.
+    `close`. In local mode, with placement off, or if the session's settings prevent it, it only observes.
 
     Args:
         state_folder: the host's folder of the job's local state; called inside tasks.
-        wanted: parallelism of the newest snapshot, and per operator uid the local versions of its shards.
-        clock: says how long uneven seats have been given back.
+        wanted: returns the parallelism of the newest snapshot, and per operator uid the local versions of its shards.
+        clock: measures how long uneven seats have been given back.
 
     Attributes:
         has_filled: whether the newest `for_epoch` took seats or tried to, which may wait for executors that start.
@@ -129,8 +129,8 @@ class Placement:
             self._enabled = False
 
     def for_epoch(self) -> AnchoredPlan | None:
-        """Seats for the next epoch; None: shards run where Spark likes. Takes seats first if there are none, or they
-        got uneven.
+        """Return seats for the next epoch; None: Spark chooses where shards run. Takes seats first if there are no
+        seats, or they got uneven.
 
         A failure to take seats costs locality, never the epoch.
         """
@@ -144,7 +144,7 @@ class Placement:
             try:
                 self._fill(slots)
             except Exception:
-                # An executor that dies meanwhile, for instance. The old seats still hold, if there are any.
+                # For instance, an executor dies meanwhile. The old seats still hold, if there are any.
                 _LOG.warning("seats could not be taken; trying again before the next epoch", exc_info=True)
         else:
             self._early = 0
@@ -159,7 +159,7 @@ class Placement:
             where: operator uid, shard, executor.
 
         Returns:
-            How many ran on another executor than the last time.
+            The number of shards that ran on another executor than the last time.
         """
         moved = 0
         ran_on: dict[int, str] = {}
@@ -175,7 +175,7 @@ class Placement:
         return moved
 
     def close(self) -> None:
-        """Give the seats back. The session lives on; if it does not, there is nothing to give back."""
+        """Give the seats back. The session lives on; if it does not, nothing has to be given back."""
         cached, self._cached = self._cached, None
         if cached is None:
             return
@@ -185,12 +185,12 @@ class Placement:
             _LOG.info("the seats went with their session", exc_info=True)
 
     def _slots(self) -> int:
-        """Tasks that can run at once: Spark's default parallelism is the number of cores that have registered."""
+        """Return how many tasks can run at once: Spark's default parallelism is the number of registered cores."""
         context = self._spark.sparkContext
         return max(1, context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1") or 1))
 
     def _has_patience(self) -> bool:
-        """Whether seats that came out uneven are given back once more; counts that."""
+        """Return whether uneven seats are given back once more; count that."""
         now_s = self._clock.monotonic_s()
         if self._early == 0:
             self._early_since_s = now_s
@@ -202,10 +202,10 @@ class Placement:
     def _fill(self, slots: int) -> None:
         """Take seats: in waves of as many tasks as can run at once, so that each executor gets its share and no more.
 
-        All at once would give most of them to the executor whose first Python worker is up first, for good.
+        All seats at once would go mostly to the executor whose first Python worker is up first, and stay there.
         """
-        # Spark takes two frames with the same plan for one and the same. The number tells this one from the one before,
-        # which is still cached.
+        # Spark considers two frames with the same plan to be the same. The number distinguishes this one from the one
+        # before, which is still cached.
         label = f"{self._spark.sparkContext.applicationId}-{next(_ANCHOR)}"
         frame = (
             self._spark.range(0, self._parallelism, 1, 1)
@@ -220,8 +220,8 @@ class Placement:
                 wave = list(range(first, min(first + slots, self._parallelism)))
                 executors += context.runJob(rows, _who, wave)
             if self._seating is not None and is_refill_early(executors, self._seating, slots) and self._has_patience():
-                # Nothing has moved yet. With such seats a new executor would have fewer shards than the others, for
-                # good.
+                # Nothing has moved yet. With such seats a new executor would permanently have fewer shards than the
+                # others.
                 _LOG.info(
                     "seats came out uneven; an executor may not have started yet. Taken again before the next epoch"
                 )
@@ -244,14 +244,14 @@ class Placement:
 
 
 def _who(rows: Iterable[Any]) -> Iterator[str]:
-    """Reads its seat, which keeps it here, and says where that is."""
+    """Read the seat's row, which caches it on this executor, and yield the executor's id."""
     for _ in rows:
         yield executor_id()
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What the disk of a seat's executor holds. Pickled."""
+    """Finds the copies on the disk of a seat's executor. Pickled."""
 
     folder: Callable[[], Path]
     parallelism: int

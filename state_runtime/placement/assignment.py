@@ -1,8 +1,8 @@
-"""Which shard sits where: executors, seats and shards as plain values.
+"""Assignment of shards: executors, seats and shards as plain values.
 
 A *seat* is a partition number whose task Spark runs on one executor, as long as that lives (placement/anchors.py makes
-them). Seats are taken first come, first served, so nobody can say which executor gets which. A shard can sit on any
-seat, though, and which one is decided here: where a copy of its state is.
+them). Seats are taken first come, first served, so it is not known in advance which executor gets which. But a shard
+can take any seat, and this module decides which one: where a copy of its state is.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["CopyFound", "Seating", "is_refill_due", "is_refill_early", "seat_sha
 
 @dataclass(frozen=True)
 class CopyFound:
-    """Local state of one shard on an executor's disk, over all operators. A hint: whoever uses it checks it.
+    """Local state of one shard on an executor's disk, over all operators. A hint: its user has to check it.
 
     Attributes:
         parallelism: of the run that wrote it.
         shard: of that parallelism.
         matching: operators whose wanted version is there.
-        newest_ms: wall clock of that host when its folders last changed.
+        newest_ms: wall clock of that host when the shard's folders last changed.
     """
 
     parallelism: int
@@ -35,13 +35,13 @@ class CopyFound:
 
 @dataclass(frozen=True)
 class Seating:
-    """Seats, who holds them, and who sits there.
+    """Seats, the executors that hold them, and the shards on them.
 
     Attributes:
         executors: per seat the executor that holds it.
         seat_of_shard: a permutation.
         slots, holders: tasks that could run at once, and executors that had seats, when the seats were taken.
-        guests: shards that run where they do because their executor was lost.
+        guests: shards that run on another executor because theirs was lost.
     """
 
     executors: tuple[str, ...]
@@ -51,10 +51,11 @@ class Seating:
     guests: frozenset[int] = frozenset()
 
     def after(self, ran_on: Mapping[int, str]) -> tuple[Seating, bool]:
-        """The seating after an epoch, and whether an executor seems to be lost.
+        """Return the seating after an epoch, and whether an executor seems to be lost.
 
-        Spark gives the seats of a lost executor to whoever runs their tasks next. An executor that only was late
-        (others took some of its tasks) still holds its seats; one of whose shards none ran there is taken for lost.
+        Spark gives the seats of a lost executor to the executors that run their tasks next. An executor that only was
+        late (others took some of its tasks) still holds its seats. It is considered lost if none of its shards ran on
+        it.
 
         Args:
             ran_on: per visited shard the executor.
@@ -76,7 +77,7 @@ class Seating:
 
 
 def is_refill_due(seating: Seating, slots: int, *, disturbed: bool) -> bool:
-    """Whether seats should be taken anew: more executors came, or one was lost and its seats are in a heap.
+    """Return whether to take seats again: more executors came, or one was lost and few executors hold its seats.
 
     Moving a shard costs a restore, so seats stay as long as no executor has two more than another.
 
@@ -90,10 +91,10 @@ def is_refill_due(seating: Seating, slots: int, *, disturbed: bool) -> bool:
 
 
 def is_refill_early(taken: Sequence[str], before: Seating, slots: int) -> bool:
-    """Whether seats were taken anew before every executor could take its share.
+    """Return whether seats were taken again before every executor could take its share.
 
     Spark counts the cores of an executor that has registered, and gives it no task before it has started. An executor
-    with more cores than others looks the same, so whoever asks must be content at some time.
+    with more cores than others looks the same, so the caller must accept the seats at some time.
 
     Args:
         taken: per seat the executor that took it.
@@ -103,7 +104,7 @@ def is_refill_early(taken: Sequence[str], before: Seating, slots: int) -> bool:
 
 
 def _expected(seating: Seating, slots: int) -> int:
-    """How many executors there seem to be now, with as many tasks at once on each as before."""
+    """Estimate the number of executors now, with as many tasks at once on each as before."""
     known = len(set(seating.executors))
     return max(known + 1 if slots > seating.slots else known, round(seating.holders * slots / seating.slots))
 
@@ -120,16 +121,16 @@ def seat_shards(
     parallelism: int,
     guests: frozenset[int] = frozenset(),
 ) -> tuple[int, ...]:
-    """Give each shard a seat, on an executor that has its state where one does.
+    """Give each shard a seat, if possible on an executor that has its state.
 
-    Best copies choose first; of two shards with equally good ones that which would lose more elsewhere, then the one
-    that is at home. Greedy, so not always the best seating there is; each executor's number of seats is given, so it is
-    always an even one.
+    The best copies choose first. Of two shards with equally good copies the one that would lose more elsewhere goes
+    first, then the one that is at home. This is greedy, so not always the best seating; each executor's number of seats
+    is given, so the seating is always even.
 
     Args:
-        executors: per seat who holds it; as many as shards.
-        copies: per executor what its disk holds.
-        parallelism: of the newest snapshot: copies of another one cannot serve.
+        executors: per seat the executor that holds it; as many as shards.
+        copies: per executor the copies on its disk.
+        parallelism: of the newest snapshot: copies of another one are not usable.
         guests: shards that are not where they were before an executor was lost.
 
     Returns:
@@ -158,8 +159,8 @@ def seat_shards(
 
 
 def _worth(copies: Mapping[str, Iterable[CopyFound]], before: int, now: int) -> dict[int, dict[str, float]]:
-    """Per shard and executor: 2 for each matching state, up to 1 for a stale one, newer ones more; all by the share of
-    the shard.
+    """Rate, per shard and executor: 2 for each matching state, up to 1 for a stale one, newer ones more; all by the
+    share of the shard.
 
     A shard of another parallelism covers a part of this one's hash range (state/key_groups.py).
     """

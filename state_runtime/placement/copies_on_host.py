@@ -1,6 +1,6 @@
-"""Which local state the disk of an executor's host holds; runs inside Spark tasks.
+"""Finding local state on the disk of an executor's host; runs inside Spark tasks.
 
-Nothing of this is trusted: it only decides where a shard is tried first. Who opens a copy checks it (state/backend.py).
+The result is not trusted: it only decides where a shard is tried first. Readers of a copy check it (state/backend.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FOLDER = re.compile(r"([0-9]{1,5})-([0-9]{1,5})\Z")
 
 
 def find_copies(folder: Path, parallelism: int, versions: Mapping[str, ShardVersions]) -> list[CopyFound]:
-    """Look for local versions under `<folder>/<operator>/<parallelism>-<shard>/`. What cannot be read is not there.
+    """Look for local versions under `<folder>/<operator>/<parallelism>-<shard>/`. Unreadable ones count as missing.
 
     Args:
         folder: the job's local state on this host.
@@ -38,7 +38,7 @@ def find_copies(folder: Path, parallelism: int, versions: Mapping[str, ShardVers
 
 
 def _shards_in(folder: Path, parallelism: int) -> list[tuple[int, list[str], int]]:
-    """Shard, names in its folder, and when that changed; empty folders and links are left out."""
+    """Return shard, names in its folder, and the time of its last change; empty folders and links are left out."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -50,6 +50,6 @@ def _shards_in(folder: Path, parallelism: int) -> list[tuple[int, list[str], int
                     changed_ms = entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
                     found.append((int(named[2]), held, changed_ms))
     except OSError:
-        # No folder yet, or not readable: a copy that nobody can read is as good as missing.
+        # No folder yet, or not readable: an unreadable copy is as good as missing.
         return []
     return found

@@ -1,2 +1,2 @@
-"""How a shard's state comes back: from local copies, from local copies and the changelog since, or from the primary
+"""Restoring a shard's state: from local copies, from local copies and the later changelog, or from the primary
 store."""

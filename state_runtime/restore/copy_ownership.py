@@ -1,17 +1,17 @@
-"""Whose the local copies on a host are: they follow the job, and not the place of its root.
+"""Ownership of the local copies on a host: they follow the job, and not the place of its root.
 
-    <local dir>/state/<root id>-<job uid>/place.json    where the root lay, and which run used the copies last
+    <local dir>/state/<root id>-<job uid>/place.json    where the root was, and which run used the copies last
 
 A root that was moved or renamed, or that is reached by another URL (a bucket, and the same bucket mounted), has another
-root id. Its first run there takes the folder of before over, by one rename. Two copies of a root that both live (`cp`)
-have one job uid as well, so it takes it over only if this root's own history has the run that used it last, and if no
-other living root is seen at the place of before. A new job of the same name and place has another uid, and so never
-meets the copies of the deleted one.
+root id. Its first run there takes over the folder of the earlier place, by one rename. Two live copies of a root (`cp`)
+have the same job uid. So a root takes the folder over only if its own history has the run that used it last, and if no
+other living root is seen at the earlier place. A new job of the same name and place has another uid, so it never uses
+the copies of the deleted one.
 
-What lies there for roots of the same store that are gone (deleted, moved, renamed, claimed) is removed a day after
-somebody wrote to it. Nothing of all this decides what a copy holds: whoever opens one proves it (restore/shard.py), and
-without one the primary serves. So the worst that a mistake here can cost is a restore from the primary (invariant 5),
-and it cannot touch a store at all (invariant 4).
+Copies on the host for roots of the same store that are gone (deleted, moved, renamed, claimed) are removed a day after
+their last write. This module does not decide the content of a copy: every reader verifies it (restore/shard.py), and
+without a copy the primary store is used. So the worst cost of a mistake here is a restore from the primary
+(invariant 5), and it cannot change a store at all (invariant 4).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 OpenRoot = Callable[[str], Store]
 
 GONE_AFTER_S = 86_400.0
-"""A root may be moved today and started tomorrow: its copies wait so long for it."""
+"""A root may be moved today and started tomorrow: its copies are kept for it until then."""
 _LOOKED_EVERY_S = 3_600.0
 _LOOKED_AT_MAX = 32
 _NAME = re.compile(r"[0-9a-f]{16}-([0-9A-Za-z]+)\Z")
@@ -53,7 +53,7 @@ _GONE = ".gone-"
 
 @dataclass(frozen=True)
 class HostedRoot:
-    """A job root, as a run of it sees it.
+    """A job root, as one of its runs sees it.
 
     Attributes:
         uid: of the job.
@@ -76,9 +76,9 @@ class _Place:
 
 
 def settle_in(mine: HostedRoot, open_root: OpenRoot, clock: Clock, ids: Ids) -> None:
-    """Take over what the job has on this host from another place of its root, and remove what nobody has any more.
+    """Take over the job's folder on this host from another place of its root. Remove folders of roots that are gone.
 
-    Never raises: local copies are worth time, and nothing else.
+    Never raises: local copies only save time.
 
     Args:
         open_root: opens another root with this job's storage options, by its URL.
@@ -102,14 +102,14 @@ def _take_over(mine: HostedRoot, open_root: OpenRoot) -> None:
     others = [(folder, place) for folder, uid, place in _hosted(mine.folder.parent) if uid == mine.uid]
     for folder, place in sorted(others, key=lambda other: other[1].term, reverse=True):
         if _has_run(mine.root, place.term, place.run_uid) and not _lives_elsewhere(mine, place, open_root):
-            # Of several processes on this host one does it; the others find the folder there.
+            # One of several processes on this host renames the folder; the others find it renamed.
             os.rename(folder, mine.folder)
             _LOG.info("local copies of the root that lay in %s serve the one in %s", place.url, mine.root.url)
             return
 
 
 def _has_run(root: Store, term: int, run_uid: str) -> bool:
-    """Whether a run is in the history of a root."""
+    """Return whether a run is in the history of a root."""
     path = term_path(term)
     try:
         body = root.read(path, SMALL_JSON_BYTES_MAX)
@@ -119,8 +119,8 @@ def _has_run(root: Store, term: int, run_uid: str) -> bool:
 
 
 def _lives_elsewhere(mine: HostedRoot, place: _Place, open_root: OpenRoot) -> bool:
-    """Whether another root of the job is seen at a place. The same root, reached by two URLs, has this very run; what
-    cannot be looked at with this job's means is not seen."""
+    """Return whether another root of the job is seen at a place. The same root, reached by two URLs, has this very run.
+    A place that this job's storage options cannot open counts as not seen."""
     if _scheme(place.url) != _scheme(mine.root.url):
         return False
     try:
@@ -137,13 +137,13 @@ def _scheme(url: str) -> str:
     return scheme if separator else ""
 
 
-# --- what is left of roots that are gone ---------------------------------------------------------------------------
+# --- copies of roots that are gone ---------------------------------------------------------------------------------
 
 
 def _remove_gone(mine: HostedRoot, open_root: OpenRoot, clock: Clock) -> None:
     state = mine.folder.parent
     for left in state.glob(f"{_GONE}*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)  # left by a process that was killed
     store_url = mine.root.url.rpartition("/")[0]
     found = [
         (folder, uid, place)
@@ -153,7 +153,7 @@ def _remove_gone(mine: HostedRoot, open_root: OpenRoot, clock: Clock) -> None:
         and clock.now_ms() / 1000 - _written_s(folder) > GONE_AFTER_S
     ]
     for folder, uid, place in found[:_LOOKED_AT_MAX]:
-        # The store itself is there: a file system that is not mounted looks as if all of its jobs were gone.
+        # Check that the store itself is there: an unmounted file system looks as if all of its jobs were gone.
         own = read_job_info(mine.root)
         info = read_job_info(open_root(place.url))
         if own is None or own.uid != mine.uid or (info is not None and info.uid == uid):
@@ -179,7 +179,7 @@ def _is_time_to_look(state: Path, clock: Clock) -> bool:
 
 
 def _written_s(folder: Path) -> float:
-    """When something below was last made or removed: folders say so, three levels deep."""
+    """Return when an entry below was last made or removed, by the times of folders, three levels deep."""
     newest, level = folder.lstat().st_mtime, [folder]
     for _ in range(3):
         level = [Path(e.path) for above in level for e in os.scandir(above) if e.is_dir(follow_symlinks=False)]
@@ -191,7 +191,7 @@ def _written_s(folder: Path) -> float:
 
 
 def _hosted(state: Path) -> Iterator[tuple[Path, str, _Place]]:
-    """Folders of jobs on this host that say where their root lies: folder, job uid, place."""
+    """Yield the folders of jobs on this host that record where their root is: folder, job uid, place."""
     try:
         names = sorted(os.listdir(state))
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def _hosted(state: Path) -> Iterator[tuple[Path, str, _Place]]:
 
 
 def _read_place(folder: Path) -> _Place | None:
-    """None: it does not say, or not in these words (a folder of an earlier version)."""
+    """Read the recorded place; None if there is no record, or not in this form (a folder of an earlier version)."""
     try:
         said = json.loads(read_without_links(folder / _PLACE, SMALL_JSON_BYTES_MAX))
         place = _Place(said["url"], said["term"], said["run_uid"])

@@ -1,9 +1,9 @@
-"""What local copies take of one host's disk, and what goes first.
+"""The space that local copies take on one host's disk, and the order in which they are removed.
 
     <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/…
 
-A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are worth keeping (a
-shard that comes back needs only the changelog since), as long as there is room.
+A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are kept as long as
+there is room, because a shard that comes back then needs only the later changelog.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["LocalDisk", "oldest_copies", "remove_outdated", "shard_folders"]
 _FOLDER = re.compile(r"([1-9][0-9]{0,4})-(0|[1-9][0-9]{0,4})\Z")
 _MEASURED_FOR_S = 20.0
 _IDLE_S = 600.0
-"""A shard's folder that nothing was written to for so long may belong to a shard that has moved away."""
+"""A shard's folder without a write for this time may belong to a shard that has moved away."""
 
 
 def shard_folders(folder: Path) -> list[tuple[int, int, Path]]:
-    """The shards of an operator that this host has something of: parallelism, shard, folder. Never fails."""
+    """Return the shards of an operator with files on this host: parallelism, shard, folder. Never fails."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -61,8 +61,7 @@ def remove_outdated(folder: Path, parallelism: int, known: ShardVersions) -> Non
 
 
 def oldest_copies(state: Path) -> list[Path]:
-    """Folders of the copies of all shards of all jobs on this host, those that were written to longest ago first. Never
-    fails.
+    """Return folders of the copies of all shards of all jobs on this host, the longest unwritten first. Never fails.
 
     Args:
         state: the folder of all jobs (`<local dir>/state`).
@@ -84,7 +83,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _changed_s(place: Path) -> float | None:
-    """When a shard's folder was last written to; None if it has just been removed."""
+    """Return when a shard's folder was last written to; None if it has just been removed."""
     try:
         return max(entry.stat().st_mtime for entry in (place, place / "rocksdb") if entry.exists())
     except (OSError, ValueError):
@@ -106,13 +105,13 @@ class LocalDisk:
     _bytes: int = 0
 
     def has_room(self, bytes_max: int, own: Path) -> bool:
-        """Whether another version may be written. Removes what may be out of use first, the longest unused before
-        others.
+        """Return whether another version may be written. First remove copies that may be out of use, the longest unused
+        before others.
 
         Between two measurements a worker may write a little too much.
 
         Args:
-            own: the folder of the shard that asks; it stays.
+            own: the folder of the calling shard; it is kept.
         """
         with self._lock:
             now_s = self.clock.monotonic_s()
@@ -141,7 +140,7 @@ class LocalDisk:
 
 
 def _bytes_below(folder: Path) -> int:
-    """What the files of a folder take; a file with several names counts once."""
+    """Return the bytes of the files in a folder; a file with several names counts once."""
     seen: dict[tuple[int, int], int] = {}
     waiting = [str(folder)]
     while waiting:

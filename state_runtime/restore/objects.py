@@ -1,18 +1,19 @@
 """Objects of the primary store on this host, fetched once for all its tasks while shards are restored.
 
     <local dir>/objects/<root id>-<job uid>/
-        <SHA-256 of the path>.obj         the object, complete; or several small ones (SHA-256 of all paths), one after
-        the other <SHA-256 of the path>.lock        held by whoever fetches it
+        <SHA-256 of the path>.obj         the object, complete; or several small ones, one after the other (SHA-256 of
+                                          all paths)
+        <SHA-256 of the path>.lock        held by the task that fetches it
         <SHA-256 of the path>.part-…      being fetched
 
 A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would
-fetch them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is
-mapped, so it is in no task's private memory. Objects never change, so a file under its final name is good for ever; it
-is removed by whoever visits a shard a minute after its last use, and so is what crashes left. Manifests are the
-exception: their names are not unique, and where a root was replaced by an older copy of it, another lies under the same
-one. So they are shared within a checkpoint only (`WantedObject.of`).
+fetch them again. Small neighbours share a file, because making files takes longer than reading them. A fetched file is
+mapped, so no task has it in private memory. Objects never change, so a file under its final name stays valid. A task
+that visits a shard removes files a minute after their last use, and also files that crashes left. Manifests are the
+exception: their names are not unique, and in a root that was replaced by an older copy of it, another manifest has the
+same name. So manifests are shared within a checkpoint only (`WantedObject.of`).
 
-Everything here is a convenience: where the disk is full, read-only or not ours, the object is read directly.
+All of this only saves time: if the disk is full or read-only, or belongs to another user, the object is read directly.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _UNUSED_S = 60.0
 _FETCHES = 4
 """Objects that one task fetches at a time."""
 _SMALL_FETCHES = 16
-"""The same of small ones: of those it is the wait for an answer that takes time."""
+"""The same for small ones, which take time mainly to wait for an answer."""
 _SMALL_BYTES = 256 * KIB
 _TOGETHER = 32
-"""Small objects that are one file."""
+"""Small objects per file."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class WantedObject:
     """An object below the job root.
 
     Attributes:
-        bytes, digest: what it must be; 0 and "" where only its parts are known, which their reader checks.
-        bytes_max: what it may be then.
-        of: of an object whose name is not unique: for whom it was fetched; others fetch it anew.
+        bytes, digest: expected size and digest; 0 and "" if only its parts are known, which their reader checks.
+        bytes_max: the largest accepted size in that case.
+        of: of an object whose name is not unique: the owner that it was fetched for; others fetch it again.
     """
 
     path: str
@@ -70,7 +71,7 @@ class WantedObject:
 
 @dataclass(frozen=True)
 class WantedRange:
-    """Some bytes of an object."""
+    """A range of bytes of an object."""
 
     object: WantedObject
     offset: int
@@ -78,9 +79,10 @@ class WantedRange:
 
 
 def small_neighbours(objects: Sequence[WantedObject]) -> list[tuple[WantedObject, ...]]:
-    """What is worth fetching together; pure. Whoever asks with the same list gets the same groups, and so shares them.
+    """Group the objects that should be fetched together; pure. Callers with the same list get, and share, the same
+    groups.
 
-    Only objects of known size and digest, which are compared; a group has two at least.
+    Only objects of known size and digest, which are compared, are grouped; a group has at least two.
     """
     groups = []
     for start in range(0, len(objects), _TOGETHER):
@@ -94,14 +96,14 @@ class HostObjects:
     """One task's access to objects of the primary store, shared with the other tasks of the host.
 
     Attributes:
-        bytes_read: what this task has read from the primary.
+        bytes_read: bytes that this task has read from the primary.
     """
 
     def __init__(self, root: Callable[[], Store], folder: Path | None, bytes_max: int, clock: Clock) -> None:
         """Args:
         root: opens the job root.
         folder: None reads everything directly.
-        bytes_max: what all objects of the folder may take.
+        bytes_max: the limit for all objects of the folder.
         """
         self._root = root
         self._folder = folder
@@ -113,8 +115,7 @@ class HostObjects:
         self.bytes_read = 0
 
     def discard(self) -> bool:
-        """Something read was damaged: remove the host's files that it came from, and read everything directly from now
-        on.
+        """Remove the host's files that were read, because some data was damaged, and read directly from now on.
 
         Returns:
             Whether there were such files: if not, the primary itself is damaged.
@@ -124,13 +125,13 @@ class HostObjects:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                continue  # the folder is not ours any more; nothing in it is read again by this task
+                continue  # this process may no longer write there; this task reads nothing from it again
         return bool(used)
 
     def prefetch(self, wanted: Sequence[WantedObject], first: int) -> None:
-        """Fetch several at a time; tasks that begin at different places do not wait for each other.
+        """Fetch several objects at a time; tasks that begin at different places do not wait for each other.
 
-        Errors are left to `read`, which meets them again.
+        Errors are left to `read`, which gets them again.
         """
         wanted = [w for w in wanted if w.path not in self._together]
         if self._folder is None or len(wanted) < 2:
@@ -160,10 +161,10 @@ class HostObjects:
                 at += wanted.bytes
 
     def read(self, wanted: WantedObject) -> pa.Buffer:
-        """The object, mapped if possible.
+        """Return the object, mapped if possible.
 
         Raises:
-            MissingFile: a manifest names it, and it is not there. CorruptSegment: it is another. StoreUnavailable: try
+            MissingFile: a manifest names it, and it is missing. CorruptSegment: its bytes differ. StoreUnavailable: try
                 again.
         """
         if wanted.path in self._together:
@@ -175,7 +176,7 @@ class HostObjects:
                 self._used.add(fetched)
                 return mapped
             except OSError:
-                pass  # removed or cut meanwhile: read what the store has
+                pass  # removed or cut meanwhile: read from the store
         root = self._root()
         try:
             data = root.read(wanted.path, wanted.bytes or wanted.bytes_max)
@@ -190,11 +191,11 @@ class HostObjects:
         return pa.py_buffer(data)
 
     def expect(self, ranges: Sequence[WantedRange], *, keep: bool = False) -> None:
-        """These ranges are read next. Whole objects are fetched here anyway; whoever reads by range fetches them
-        together."""
+        """Announce ranges that are read next: no effect here, because whole objects are fetched anyway. A reader by
+        range fetches them together."""
 
     def read_range(self, wanted: WantedRange) -> pa.Buffer:
-        """A range of an object; of the object itself, so its digest is checked.
+        """Return a range of an object. The whole object is read, so its digest is checked.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `read`.
@@ -205,7 +206,7 @@ class HostObjects:
         return body.slice(wanted.offset, wanted.length)
 
     def open(self, wanted: WantedObject) -> pa.NativeFile:
-        """The object as a file that can be read at any place.
+        """Return the object as a file with random access.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `read`; also while it is read.
@@ -213,15 +214,15 @@ class HostObjects:
         return pa.BufferReader(self.read(wanted))
 
     def _fetched(self, wanted: WantedObject) -> Path | None:
-        """The object's file, fetched now if need be; None if that cannot be."""
+        """Return the object's file, fetched now if needed; None if that is impossible."""
         return self._shared(f"{wanted.path} {wanted.of}".rstrip(), wanted.bytes, partial(self._fetch, wanted))
 
     def _shared(self, what: str, size: int, fetch: Callable[[Path], bool]) -> Path | None:
-        """A file that all tasks of the host share, made now if need be; None if that cannot be.
+        """Return a file that all tasks of the host share, made now if needed; None if that is impossible.
 
         Args:
             size: 0 if unknown.
-            fetch: writes it into an empty file, and says whether it is right.
+            fetch: writes it into an empty file, and returns whether it is right.
         """
         if self._folder is None:
             return None
@@ -237,8 +238,8 @@ class HostObjects:
                     return None
             return final
         except (OSError, StoreUnavailable):
-            # Disk full, read-only, another user's: silent on purpose (invariant 5), the caller reads directly. What the
-            # store itself has to say, it says then.
+            # Disk full, read-only, another user's: silent on purpose (invariant 5), the caller reads directly. An error
+            # of the store itself is raised then.
             return None
 
     def _make(self, final: Path, size: int, fetch: Callable[[Path], bool]) -> bool:
@@ -249,7 +250,7 @@ class HostObjects:
         try:
             open_new_private(part).close()
             if not fetch(part):
-                return False  # `read` looks once more, and says what is wrong
+                return False  # `read` checks once more, and reports the error
             os.replace(part, final)
         finally:
             part.unlink(missing_ok=True)
@@ -273,7 +274,7 @@ class HostObjects:
         return True
 
     def _read_small(self, wanted: WantedObject) -> bytes | None:
-        """An object of known digest; None if it is another."""
+        """Read an object of known digest; None if the digest differs."""
         try:
             body = self._root().read(wanted.path, wanted.bytes)
         except CorruptData:
@@ -286,9 +287,9 @@ class HostObjects:
             self.bytes_read += size
 
     def clean(self) -> None:
-        """Remove what no task has used for a minute. Cheap where there is nothing; never fails.
+        """Remove files that no task has used for a minute. Cheap if there are none; never fails.
 
-        A mapped file stays readable for whoever has it.
+        A mapped file stays readable for the tasks that have it open.
         """
         if self._folder is None:
             return
@@ -302,7 +303,7 @@ class HostObjects:
             if not names:
                 self._folder.rmdir()
         except OSError:
-            return  # it is not there, or another task was quicker
+            return  # the folder does not exist, or another task was quicker
 
 
 def _is_intact(path: Path, size: int) -> bool:

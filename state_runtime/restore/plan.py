@@ -1,8 +1,8 @@
 """Where each hash range of a shard's state is restored from; pure.
 
-The order is: a local copy of the snapshot itself, an older local copy and the changelog since (the *tail*), the primary
-store. It is chosen per state and hash range, so that after a rescale, or where a base table is younger than a copy,
-parts of several copies and of the primary are put together.
+The order is: a local copy of the snapshot itself, an older local copy and the later changelog (the *tail*), the primary
+store. It is chosen per state and hash range. So parts of several copies and of the primary are combined after a
+rescale, or if a base table is younger than a copy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["LocalCopy", "RangePlan", "oldest_usable", "plan_restore", "proves"]
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A version on this host's disk that is known to be the state of its shard as of a snapshot.
+    """A version on this host's disk that is proven to be the state of its shard as of a snapshot.
 
     Attributes:
-        parallelism, shard: of the run that wrote it: which hash range it holds.
-        snapshot_id: it is the state of.
+        parallelism, shard: of the run that wrote it: they give the hash range.
+        snapshot_id: the snapshot whose state it is.
     """
 
     parallelism: int
@@ -34,7 +34,7 @@ class LocalCopy:
 
     @property
     def hash_range(self) -> tuple[int, int]:
-        """Closed."""
+        """The closed hash range of the copy."""
         return hash_range_of_shard(self.shard, self.parallelism)
 
 
@@ -48,15 +48,15 @@ class RangePlan:
 
     @property
     def since(self) -> int:
-        """Only what is newer than this snapshot is read from the primary."""
+        """Id of the snapshot whose newer changes are read from the primary; -1 reads all of them."""
         return self.copy.snapshot_id if self.copy is not None else -1
 
 
 def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: str) -> bool:
-    """Whether a manifest shows that a version is the state of its shard as of that manifest's snapshot.
+    """Return whether a manifest proves that a version is the state of its shard as of that manifest's snapshot.
 
-    Either the manifest names the version, or the version was restored from that very manifest (by its commit id).
-    Whatever else lies on the disk was written by an attempt that nobody committed.
+    Either the manifest names the version, or the version was restored from that very manifest (by its commit id). All
+    other files on the disk were written by an attempt that was never committed.
     """
     if manifest.snapshot_id != copy.snapshot_id:
         return False
@@ -69,12 +69,12 @@ def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: st
 
 
 def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: int, high: int) -> int:
-    """The oldest snapshot whose state of a hash range the manifest's log still leads on from.
+    """Return the oldest snapshot whose state of a hash range the manifest's log still continues.
 
-    That is what its base holds there: the log since then is in deltas and segments. A delta may begin earlier than the
-    copy. To apply what the copy has already changes nothing, because a delta holds the last change of each row, and a
-    row whose last change the copy has is as that change left it. Where a state (or its operator) began later, or had
-    other columns, older copies do not serve.
+    That is the snapshot that its base holds there: the later log is in deltas and segments. A delta may begin earlier
+    than the copy. To apply changes that the copy has already changes nothing, because a delta holds the last change of
+    each row, and a row whose last change the copy has is as that change left it. If a state (or its operator) began
+    later, or had other columns, older copies are not usable.
     """
     entry = operator.state(state)
     begun = operator.since
@@ -91,7 +91,7 @@ def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: 
         for t in base.tables
         if t.operator == operator.uid and t.state == state and t.hash_low <= high and t.hash_high >= low
     ]
-    # No table: the range is empty in the base, and nothing says since when. All tables together do.
+    # No table: the range is empty in the base, and no table says since when. All tables together do.
     return max([begun, *(here or [base.last_snapshot_id, *newest.values()])])
 
 
@@ -105,12 +105,12 @@ def plan_restore(
     *,
     alike: bool = False,
 ) -> Mapping[str, tuple[RangePlan, ...]]:
-    """Where each state of a closed hash range comes from.
+    """Plan where each state of a closed hash range is restored from.
 
     Args:
         copies: proven ones; any ranges, any order.
-        alike: all states must come from the same copies, because they lie in one file (RocksDB). Then one copy at most
-            is used, because tables of two databases cannot be put into one.
+        alike: all states must come from the same copies, because one file holds them (RocksDB). Then at most one copy
+            is used, because tables of two databases cannot be combined.
 
     Returns:
         Per state its ranges in order; together they are `low … high`, without gaps or overlaps.
@@ -149,8 +149,8 @@ def _ranges(
             c
             for c in copies
             if oldest <= c.snapshot_id <= manifest.snapshot_id
-            # A history that was given up: its snapshots may still be there and prove the copy, but the log leads on
-            # from another.
+            # The snapshots of an abandoned history may still exist and prove the copy, but the log continues another
+            # history.
             and not manifest.abandons(c.snapshot_id)
             and c.hash_range[0] <= start
             and end <= c.hash_range[1]

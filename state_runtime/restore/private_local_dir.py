@@ -1,7 +1,7 @@
-"""The folder of local copies and of Spark's scratch: private to the user who runs the job, or not used.
+"""The folder of local copies and of Spark's scratch: private to the user who runs the job, or refused.
 
-Source positions lie in it, and copies of state. Where others can write, they could read them or put their own in their
-place; so a folder that another user made, or a link, is refused before anything is written below it.
+It holds source positions and copies of state. Other users who can write to it could read or replace them. So a folder
+that another user made, or a link, is refused before anything is written below it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NEXT = "Remove it, or set `local_dir` to a folder that only you can write to"
 
 
 def private_local_dir(configured: str) -> Path:
-    """The folder, made if it is missing; absolute.
+    """Return the folder's absolute path. Make it if it is missing.
 
-    The default lies in the temporary directory, which all users share: it becomes 0700. One that is configured is
-    opened to nobody else's writing, and keeps its other rights.
+    The default is in the temporary directory, which all users share: it becomes 0700. A configured folder loses the
+    write permissions of all other users, and keeps its other permissions.
 
     Raises:
         InvalidConfiguration: it cannot be made, is a link or no folder, or belongs to another user; or all users
@@ -42,7 +42,7 @@ def private_local_dir(configured: str) -> Path:
 
 def _check(folder: Path, forbidden: int) -> None:
     _check_above(folder)
-    # Opened without following a link, so that what is looked at is what is changed.
+    # Opened without following a link, so that the checked folder is the one that is changed.
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
@@ -63,8 +63,8 @@ def _check(folder: Path, forbidden: int) -> None:
 
 
 def _check_above(folder: Path) -> None:
-    """Whoever can write to a folder above can put another in its place, unless the sticky bit forbids it. Groups are
-    let be: on many systems each user has one of his own, and folders are open to it."""
+    """Refuse a folder that all users can replace: they can write to a folder above it that has no sticky bit. Write
+    permissions of groups are accepted: on many systems each user has a group, and folders are open to it."""
     for above in Path(os.path.realpath(folder.parent)).joinpath(folder.name).parents:
         status = above.stat()
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:

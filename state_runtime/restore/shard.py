@@ -1,11 +1,11 @@
-"""Restoring one shard of one operator: which local copies there are, what they lack, and putting it together.
+"""Restoring one shard of one operator: finding local copies, finding what they lack, and combining them.
 
     look     at the versions of this operator on this host, of any parallelism
-    prove    each by the manifest of the snapshot that it claims to be the state of
+    prove    each by the manifest of the snapshot whose state it claims to be
     plan     per state and hash range: copy, copy and tail, or primary (restore/plan.py)
-    write    a new local version: the copies' files as hard links, and on top what the primary adds (restore/sources.py)
+    write    a new local version: hard links to the copies' files, and on top rows of the primary (restore/sources.py)
 
-Nothing of it is needed for the result: whatever fails locally is left out of the plan, and the primary serves.
+The result never depends on local copies: a copy that fails is left out of the plan, and the primary is used.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["Restored", "ShardRestore"]
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore gave.
+    """The result of a restore.
 
     Attributes:
         reader: the state before the epoch.
-        kind: "primary"; "stale" if local copies gave a part of it, with the changelog since or the primary for the
-            rest; "" if there is no state anywhere, which is no restore.
+        kind: "primary"; "stale" if local copies gave a part of it, with the later changelog or the primary for the
+            rest; "" if the shard has no state anywhere, which is no restore.
         version: the local version that holds it now; "" if it could not be written, and is in memory only.
-        local_failed: a copy that should serve did not, or the version could not be written.
+        local_failed: a copy that should be usable was not, or the version could not be written.
     """
 
     reader: StateReader
@@ -67,11 +67,11 @@ class ShardRestore:
         store: of the shard; the new version goes there.
         folder: of the operator, with a folder per shard in it.
         manifest: of the snapshot to restore; `pending` is newer.
-        manifest_of: of any older snapshot.
+        manifest_of: returns that of any older snapshot.
         without: local versions that are known to be unusable.
         listing: the files of shards that the manifest names, if it does.
         unproven: the listing is newer than the manifest, which then proves nothing.
-        copies_max: versions of one shard that are worth a look at their manifest.
+        copies_max: maximum number of versions of one shard whose manifests are read.
     """
 
     store: ShardStore
@@ -99,10 +99,10 @@ class ShardRestore:
 
         Args:
             version: its id.
-            local: whether local copies may serve.
+            local: whether local copies may be used.
 
         Raises:
-            MissingFile, CorruptSegment, CorruptManifest: the primary is damaged, and no local copy has what is missing.
+            MissingFile, CorruptSegment, CorruptManifest: the primary is damaged, and no local copy has the lost rows.
             StoreUnavailable: try again.
         """
         proven = self._proven() if local else {}
@@ -124,12 +124,11 @@ class ShardRestore:
             except LocalCopyUnusable:
                 failed = bool(proven)
                 used = {r.copy for ranges in plans.values() for r in ranges if r.copy is not None}
-                # Which one it was, the next attempt tells again; a copy that fails is rare, and the primary always
-                # serves.
+                # The next attempt finds out which copy failed. That is rare, and the primary can always be used.
                 copies = {copy: folder for copy, folder in copies.items() if copy not in used}
                 continue
             except StillstateError:
-                raise  # of the primary; some of them are OSErrors too
+                raise  # errors of the primary; some of them are OSErrors too
             except (OSError, pa.ArrowException):
                 reader = self._in_memory(version)
                 return Restored(reader, "primary" if self._rows else "", "", True)
@@ -140,7 +139,7 @@ class ShardRestore:
     # --- local copies --------------------------------------------------------------------------------------------
 
     def _proven(self) -> dict[LocalCopy, Path]:
-        """The copies on this host that overlap the shard and are what they claim to be, with their folders."""
+        """Return the proven copies on this host that overlap the shard, with their folders."""
         low, high = hash_range_of_shard(self.shard, self.parallelism)
         found: dict[LocalCopy, Path] = {}
         for parallelism, shard, folder in shard_folders(self.folder):
@@ -152,7 +151,7 @@ class ShardRestore:
             for version in stored[: self.copies_max]:
                 copy = LocalCopy(parallelism, shard, version.version, version.snapshot_id)
                 if self._is_listed(parallelism, shard, version.version):
-                    # The listing names it, whenever it was written: it is the state of the shard as of the listing.
+                    # The listing names it, so it is the state of the shard as of the listing, whenever it was written.
                     found[self._listed_copy(parallelism, shard, version.version)] = place
                     break
                 manifest = self._manifest(version.snapshot_id)
@@ -170,7 +169,7 @@ class ShardRestore:
         )
 
     def _fits(self, listed: ShardFiles) -> bool:
-        """Whether listed files can become those of a local version: same backend, same columns."""
+        """Return whether listed files can become those of a local version: same backend, same columns."""
         columns = {state: schema.arrow for state, schema in self.schemas.items()}
         listing = self.listing
         return (
@@ -185,9 +184,10 @@ class ShardRestore:
 
     @contextmanager
     def _downloaded(self, proven: Mapping[LocalCopy, Path]) -> Iterator[Mapping[LocalCopy, Path]]:
-        """Listed files of shards as versions in a scratch folder, where no local copy serves. Hard links outlive it.
+        """Download listed files of shards, for which no local copy is usable, as versions in a scratch folder. Their
+        hard links outlive it.
 
-        So files of the same backend are taken over as they are: what is uploaded next is what changed since.
+        So files of the same backend are taken over unchanged, and the next upload has only the later changes.
         """
         missing = self._missing(proven)
         if self.listing is None or not missing:
@@ -207,16 +207,16 @@ class ShardRestore:
                     copy = self._listed_copy(listed.parallelism, listed.shard, listed.version)
                     found[copy] = backend_folder(self.backend, folder)
             except StillstateError:
-                raise  # of the primary; some of them are OSErrors too
+                raise  # errors of the primary; some of them are OSErrors too
             except (OSError, LocalCopyUnusable):
-                pass  # disk full, read-only: silent on purpose (invariant 5), what is missing is read instead
+                pass  # disk full, read-only: silent on purpose (invariant 5), missing files are read instead
             yield found
         finally:
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
 
     def _missing(self, proven: Mapping[LocalCopy, Path]) -> list[ShardFiles]:
-        """The listed shards that no local copy stands for, and whose files can be taken over."""
+        """Return the listed shards that no local copy replaces, and whose files can be taken over."""
         if self.listing is None:
             return []
         holes = [(r.low, r.high) for ranges in self._plan([*proven]).values() for r in ranges if r.copy is None]
@@ -227,7 +227,7 @@ class ShardRestore:
                     found[listed.shard] = listed
         if found and not self.store.adopts_several:
             if proven and len(holes) < len(self.schemas):
-                return []  # one version serves already, and this backend can take over no second one
+                return []  # one version is used already, and this backend cannot take over a second one
             low, high = hash_range_of_shard(self.shard, self.parallelism)
             best = max(found.values(), key=lambda s: min(high, s.hash_range[1]) - max(low, s.hash_range[0]))
             return [best]
@@ -237,7 +237,7 @@ class ShardRestore:
         return open_backend(self.backend, folder, self.schemas, self.clock)
 
     def _manifest(self, snapshot_id: int) -> Manifest | None:
-        """The manifest of a snapshot; None if it cannot be had: then it proves nothing."""
+        """Return the manifest of a snapshot; None if it cannot be read: then it proves nothing."""
         if snapshot_id == self.manifest.snapshot_id:
             return self.manifest
         if not 0 < snapshot_id < self.manifest.snapshot_id:
@@ -247,7 +247,7 @@ class ShardRestore:
                 manifest = self.manifest_of(snapshot_id)
                 self._known[snapshot_id] = manifest if manifest.job_uid == self.manifest.job_uid else None
             except (MissingSnapshot, CorruptData, UnsupportedFormat, StoreUnavailable, FileNotFoundError):
-                self._known[snapshot_id] = None  # collected by now, most likely; the primary serves
+                self._known[snapshot_id] = None  # probably removed by garbage collection; the primary is used
         return self._known[snapshot_id]
 
     # --- putting it together -------------------------------------------------------------------------------------
@@ -298,11 +298,11 @@ class ShardRestore:
             for copy, ranges in adopted.items()
         ]
         snapshot_id = self.manifest.snapshot_id
-        # What is pending is in no manifest, so no manifest proves it.
+        # No manifest names the pending changes, so no manifest proves the version.
         restored_from = "" if self.pending or self.unproven else self.manifest.commit_id
         below: dict[str, list[BaseRange]] = {}
         if self.store.lays_below:
-            # The base becomes a run of its own, below what changed since.
+            # The base becomes a separate run, below the later changes.
             below = {
                 state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
                 for state, ranges in plans.items()
@@ -322,7 +322,7 @@ class ShardRestore:
     def _stream(
         self, primary: PrimaryStates, state: str, ranges: tuple[RangePlan, ...], below: Sequence[BaseRange] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """What lies on top of local copies and of the base that is laid down as it is; elsewhere all of the state."""
+        """Yield the rows on top of local copies and of an unchanged base; in other ranges all of the state."""
         for part in ranges:
             at = part.low
             for base in below if part.copy is None else ():
@@ -341,7 +341,7 @@ class ShardRestore:
             yield batch
 
     def _in_memory(self, version: str) -> OpenVersion:
-        """The state without a local disk, all of it in memory: the last resort."""
+        """Restore the state without a local disk, all of it in memory: the last resort."""
         plans = self._plan([])
         primary = self._primary(plans, None)
         states = {

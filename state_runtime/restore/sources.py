@@ -1,8 +1,8 @@
-"""What the primary store holds of an operator's states, as sorted sources that are read a piece at a time.
+"""An operator's states on the primary store, as sorted sources that are read a piece at a time.
 
-What counts and in which order it lies is said in `changelog/snapshot_state.py`. The parts of a segment that one shard
-wrote are small; neighbouring ones are folded together up to a bound, and each such group but the first is laid down in
-a mapped file, so that the tail is not in private memory however long it is. Tables are read by row group.
+`changelog/snapshot_state.py` defines which objects count, and their order. The parts of a segment that one shard wrote
+are small. Neighbouring parts are folded together up to a bound, and each such group but the first is written to a
+mapped file, so that even a long tail is not in private memory. Tables are read by row group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROUP_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class BaseRange:
-    """Rows of the base in a closed range: no key twice, none removed, as of snapshot `newest`."""
+    """Rows of the base in a closed range: each key at most once, no tombstones, as of snapshot `newest`."""
 
     low: int
     high: int
@@ -45,15 +45,15 @@ class BaseRange:
 
 
 class PrimaryStates:
-    """One operator's states in one hash range, on the primary store as of a snapshot (and what is pending after it).
+    """One operator's states in one hash range, on the primary store as of a snapshot (and pending changes after it).
 
     Args:
-        entry: the description to read by: what `reconcile` returned.
+        entry: the description to read by, from `reconcile`.
         versions: per state; a stored state that is not among them must have been dropped.
         scratch: a private folder of this host for groups of parts; None keeps them in memory.
-        bottom: what lies below all segments and tables: files of shards.
-        strict: also check that values are what their types say and that hashes lie where the file is named for: for
-            whoever hands them to people and to other programs.
+        bottom: files of shards, below all segments and tables.
+        strict: also check values against their types, and hashes against the range in the file's name: for callers that
+            give the rows to people and to other programs.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class PrimaryStates:
         self._stored = SnapshotState(manifest, [replace(entry, states=known)], pending=pending)
         self._rows = StoredRows(objects, manifest, self._segments, entry.uid, strict=strict)
 
-    # --- what is fetched -----------------------------------------------------------------------------------------
+    # --- fetching ------------------------------------------------------------------------------------------------
 
     def together(self, since: int) -> list[tuple[WantedObject, ...]]:
-        """Small segments that are fetched as one: all of a group are read.
+        """Group small segments that are fetched as one file: all of a group are read.
 
-        Tasks of an epoch find the same groups, whatever operator and shard they are of.
+        Tasks of an epoch find the same groups, for any operator and shard.
         """
         wanted = {s.path for s in self._stored.segments(since)}
         groups = small_neighbours([WantedObject(s.path, s.bytes, s.digest) for s in self._segments])
         return [group for group in groups if all(o.path in wanted for o in group)]
 
     def wanted(self, since: int) -> list[WantedObject]:
-        """The segments and tables that a restore of everything newer than a snapshot reads, to be fetched together.
+        """Return the segments and tables that a restore of everything newer than a snapshot reads, to fetch together.
 
-        Objects that tasks uploaded themselves are not among them: only the segments' indices name them.
+        Objects that tasks uploaded themselves are not among them: only the segments' indexes name them.
         """
         segments = [WantedObject(s.path, s.bytes, s.digest) for s in self._stored.segments(since)]
         tables = [
@@ -105,19 +105,19 @@ class PrimaryStates:
         return [*segments, *tables, *files]
 
     def direct(self, since: int) -> list[WantedObject]:
-        """The objects that tasks uploaded themselves, and that hold something of the range."""
+        """Return the objects that tasks uploaded themselves and that hold rows of the range."""
         parts = [p for of_state in self._parts.values() for p in of_state if p.snapshot_id > since]
         uploaded = {p.path: self._rows.object_of(p) for p in parts if p.part.path}
         return [*uploaded.values()]
 
-    # --- what is read --------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------
 
     def read(self, state: str, low: int, high: int, since: int) -> Iterator[pa.RecordBatch]:
-        """The state in a closed range, sorted, folded, of bounded batches.
+        """Yield the state in a closed range, sorted and folded, in bounded batches.
 
         Args:
-            since: -1 reads all of the state, and leaves out what is removed or has expired; else only what is newer
-                than that snapshot, with the tombstones that hide older rows.
+            since: -1 reads all of the state, without removed and expired rows; otherwise only rows newer than that
+                snapshot, with the tombstones that hide older rows.
 
         Raises:
             MissingFile, CorruptSegment: the primary is damaged; the message names the file. StoreUnavailable: try
@@ -136,12 +136,11 @@ class PrimaryStates:
         return merge_sorted(sources, fold)
 
     def base(self, state: str, low: int, high: int) -> list[BaseRange]:
-        """The tables of the base in a closed range, each to be read as it is: with `read(…, since)` on top of them they
-        are the state.
+        """Return the tables of the base in a closed range, each to be read unchanged: together with `read(…, since)` on
+        top of them they are the state.
 
-        There are none where rows of a table may not count as they are: where the columns changed since, or where files
-        of shards lie below. What expired since the fold is among the rows; look-ups pass it over, as they do in every
-        local version.
+        Empty if rows of a table may not count unchanged: if the columns changed since, or if there are files of shards
+        below. Rows that expired since the fold are included; look-ups skip them, as in every local version.
 
         Returns:
             In ascending order of hash; ranges without a table are left out.
@@ -156,7 +155,7 @@ class PrimaryStates:
                 rows = self._rows.table(stored, versions, first, last)
                 found.append(BaseRange(first, last, stored.snapshot_id, whole_hashes(rows)))
         found.sort(key=lambda r: r.low)
-        # Never so with tables of ours; then all of them are merged instead.
+        # Tables written by Stillstate never overlap; if tables do, all of them are merged instead.
         meet = any(later.low <= earlier.high for earlier, later in pairwise(found))
         return [] if meet else found
 
@@ -190,7 +189,7 @@ class PrimaryStates:
             folded = versions.fold(batches, drop_deleted=False)
             yield windows(_laid_down(folded, self._scratch) if number else folded)
 
-    # --- tables and what lies below them -------------------------------------------------------------------------
+    # --- tables and files of shards below them -------------------------------------------------------------------
 
     @cached_property
     def _tables(self) -> list[StoredTable]:
@@ -200,7 +199,8 @@ class PrimaryStates:
         return [t for t in self._tables if t.state == state and t.table.hash_low <= high and t.table.hash_high >= low]
 
     def _is_read(self, stored: StoredTable, since: int) -> bool:
-        """The base holds nothing that is newer than what a reader has already, unless there is something below it."""
+        """Return whether a table is read: not a table of the base if the reader has all of the base, and nothing is
+        below it."""
         return stored.layer > 0 or since < 0 or self._bottom is not None
 
     def _layers(
@@ -213,7 +213,7 @@ class PrimaryStates:
             if any(before.table.hash_high >= after.table.hash_low for before, after in pairwise(in_order)):
                 yield from (self._rows.table(stored, versions, low, high) for stored in tables)
             else:
-                # Neighbours are one sorted source: of a layer one table is open at a time, however many it has.
+                # Neighbours are one sorted source: at any time one table of a layer is open, however many it has.
                 rows = (self._rows.table(stored, versions, low, high) for stored in in_order)
                 yield itertools.chain.from_iterable(rows)
 
@@ -226,7 +226,7 @@ class PrimaryStates:
 
 
 def _groups(parts: Sequence[StoredPart]) -> list[list[StoredPart]]:
-    """Neighbouring parts, as many as are folded together."""
+    """Group neighbouring parts that are folded together."""
     groups: list[list[StoredPart]] = []
     size = 0
     for stored in parts:
@@ -239,7 +239,7 @@ def _groups(parts: Sequence[StoredPart]) -> list[list[StoredPart]]:
 
 
 def _laid_down(batch: pa.RecordBatch, scratch: Path | None) -> pa.RecordBatch:
-    """The batch in a mapped file that is gone with its last reader; the batch itself if there is no room for it."""
+    """Return the batch in a mapped file that is removed with its last reader; the batch itself if the disk is full."""
     if scratch is None:
         return batch
     try:

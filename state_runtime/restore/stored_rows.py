@@ -1,4 +1,4 @@
-"""Parts and tables of one operator, read from the objects that hold them and checked before anyone believes them.
+"""Parts and tables of one operator, read from the objects that hold them and checked before use.
 
 A part is read by its range, a table by row group, so that of a large table little is in memory at a time.
 """
@@ -25,13 +25,12 @@ __all__ = ["StoredRows"]
 
 
 class StoredRows:
-    """Reads what a snapshot stores of one operator.
+    """Reads the stored rows of one operator in a snapshot.
 
     Args:
-        segments: all that parts may lie in.
+        segments: all segments that may hold parts.
         operator: uid.
-        strict: also check that values are what their types say, and that hashes lie in the range that the file is
-            named for.
+        strict: also check values against their types, and hashes against the range in the file's name.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class StoredRows:
     # --- segments ------------------------------------------------------------------------------------------------
 
     def expect_indexes(self, segments: Sequence[SegmentEntry]) -> None:
-        """The indexes of these segments are read next; whoever reads by range may fetch them together."""
+        """Announce that these segments' indexes are read next; a reader by range may fetch them together."""
         self._objects.expect([self._index_of(segment) for segment in segments], keep=True)
 
     def index(self, segment: SegmentEntry) -> SegmentIndex:
-        """The index of a segment.
+        """Return the index of a segment.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `changelog.reader.read_index`.
@@ -59,11 +58,11 @@ class StoredRows:
         return check_index(segment, tail, self._job_uids)
 
     def expect_parts(self, parts: Sequence[StoredPart]) -> None:
-        """These parts are read next."""
+        """Announce that these parts are read next."""
         self._objects.expect([self._range_of(part) for part in parts])
 
     def part(self, stored: StoredPart) -> pa.RecordBatch:
-        """A part in the columns of its time.
+        """Return a part in the columns that it was written with.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `changelog.reader.fetch_part`.
@@ -80,16 +79,16 @@ class StoredRows:
         return WantedRange(self.object_of(stored), part.offset, part.length)
 
     def object_of(self, stored: StoredPart) -> WantedObject:
-        """The object that holds a part: the packed segment, or one that a task uploaded itself."""
+        """Return the object that holds a part: the packed segment, or one that a task uploaded itself."""
         return WantedObject(stored.part.path) if stored.part.path else self._packed[stored.segment]
 
     # --- tables --------------------------------------------------------------------------------------------------
 
     def table(self, stored: StoredTable, versions: StateVersions, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a table in a closed range, in the newest columns, one row group at a time.
+        """Yield the rows of a table in a closed range, in the newest columns, one row group at a time.
 
         Raises:
-            MissingFile, CorruptSegment: the file is not what the manifest says. StoreUnavailable: try again.
+            MissingFile, CorruptSegment: the file differs from its manifest entry. StoreUnavailable: try again.
         """
         table = stored.table
         last: int | None = None
@@ -119,10 +118,10 @@ class StoredRows:
     # --- checks --------------------------------------------------------------------------------------------------
 
     def check(self, batch: pa.RecordBatch, low: int, high: int, where: str) -> None:
-        """If the reader is strict, compare values with their types and hashes with the range they are stored under.
+        """Compare values with their types, and hashes with the range that they are stored under, if strict.
 
         Raises:
-            CorruptSegment: values are none of their type, or hashes lie outside of the range.
+            CorruptSegment: values do not fit their type, or hashes are outside of the range.
         """
         if not self._strict:
             return
@@ -138,7 +137,7 @@ class StoredRows:
 
 
 def _row_groups(metadata: pq.FileMetaData, low: int, high: int, table: TableEntry) -> Iterator[int]:
-    """The row groups that may hold hashes of a range, by their statistics where there are any."""
+    """Yield the row groups that may hold hashes of a range, by their statistics where they have some."""
     if (low, high) == (table.hash_low, table.hash_high):
         yield from range(metadata.num_row_groups)
         return
@@ -150,7 +149,7 @@ def _row_groups(metadata: pq.FileMetaData, low: int, high: int, table: TableEntr
 
 
 def _row_group(file: pq.ParquetFile, number: int, columns: Sequence[str], path: str) -> pa.RecordBatch:
-    # A name that is the beginning of another's brings that along.
+    # A column name that is a prefix of another one also selects the other; `select` removes it.
     stored = file.read_row_group(number, columns=columns).select(columns)
     if stored.num_rows != file.metadata.row_group(number).num_rows:
         raise CorruptSegment(f"{path}: row group {number} has another number of rows than the file says")

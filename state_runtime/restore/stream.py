@@ -1,9 +1,9 @@
 """Merging sorted sources of one state without holding any of them in memory; pure and vectorised.
 
-A source is an iterator of batches in order of key hash (and entry), as a table's row groups come. The merge takes from
-all of them what lies up to a hash that each has at hand, folds it, and goes on: so a few batches of each source are in
-memory at a time, however large the state is. Of one hash all rows are in one result, so that results can become pieces
-of a run.
+A source is an iterator of batches in order of key hash (and entry), like the row groups of a table. The merge
+repeatedly takes from all sources the rows up to a hash that each has in memory, and folds them. So a few batches of
+each source are in memory at a time, for any size of state. All rows of one hash are in one result, so that results can
+become pieces of a run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from state_runtime.state.table import HASH_MAX, bounded_slices, concat, hashes_o
 __all__ = ["WINDOW_ROWS", "merge_sorted", "whole_hashes", "windows"]
 
 WINDOW_ROWS = 1 << 17
-"""Rows of one source that are looked at together: a few megabytes, and enough for vectorised work."""
+"""Rows of one source that are processed together: a few megabytes, and enough for vectorised work."""
 _WINDOW_BYTES = 64 * MIB
 
 Batches = Iterator[pa.RecordBatch]
 
 
 def windows(batch: pa.RecordBatch, rows_max: int = WINDOW_ROWS) -> Batches:
-    """A sorted batch in slices of bounded rows and bytes, without a copy."""
+    """Yield a sorted batch in slices of bounded rows and bytes, without a copy."""
     for (part,) in bounded_slices([batch], _WINDOW_BYTES):
         for start in range(0, part.num_rows, rows_max):
             yield part.slice(start, rows_max)
 
 
 def whole_hashes(batches: Batches) -> Batches:
-    """Sorted batches, cut so that no hash is in two of them; copied only where a cut went through one."""
+    """Yield sorted batches, cut so that no hash is in two of them; copied only where a cut went through a hash."""
     held: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:
@@ -58,8 +58,8 @@ def merge_sorted(
 
     Args:
         newest_first: sources of one state in one hash range.
-        fold: of sorted batches, newest first, the rows that stay, sorted; see `state_runtime.state.table.fold`. It is
-            given bounded bytes at a time, unless one hash has more.
+        fold: returns the rows that stay of sorted batches, newest first; sorted; see `state_runtime.state.table.fold`.
+            It gets bounded bytes at a time, unless one hash has more.
 
     Yields:
         Batches in ascending order of hash; no hash is in two of them; none is empty.
@@ -74,7 +74,7 @@ def merge_sorted(
 
 
 class _Cursor:
-    """One source, from where the merge is. Rows of one hash may lie in two of its batches."""
+    """One source, from the merge's position. Two of its batches may have rows of one hash."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -82,7 +82,7 @@ class _Cursor:
         self._ended = False
 
     def complete_through(self) -> int | None:
-        """A hash up to which every row is at hand, and there are rows; None at the end."""
+        """Return a hash up to which every row is in memory, with at least one row; None at the end."""
         while True:
             rows = self._rows
             if rows is not None and rows.num_rows:
@@ -90,7 +90,7 @@ class _Cursor:
                     return HASH_MAX
                 hashes = hashes_of(rows)
                 if hashes[0] != hashes[-1]:
-                    # The last hash may go on in the next batch.
+                    # The next batch may have more rows of the last hash.
                     return int(hashes[-1]) - 1
             elif self._ended:
                 return None
@@ -106,7 +106,7 @@ class _Cursor:
             self._rows = concat([self._rows, following], following.schema)
 
     def take_through(self, cut: int) -> pa.RecordBatch | None:
-        """The next rows with a hash up to `cut`, which is at most what every cursor has at hand."""
+        """Return the next rows with a hash up to `cut`, which is at most what every cursor has in memory."""
         if self._rows is None:
             return None
         end = int(np.searchsorted(hashes_of(self._rows), np.uint64(cut), side="right"))

@@ -1,8 +1,8 @@
 """Files of shards that tasks uploaded because the changelog is off, read as the state of any hash range.
 
-They lie below all segments and tables. `snapshot/shard_files.py` is the listing that names them. Arrow runs are mapped
-and sliced; a RocksDB database is laid down in a scratch folder and scanned. A restore of the same shape and backend
-needs neither: there the files become a local version as they are (`install_shard`).
+They are below all segments and tables. `snapshot/shard_files.py` is the listing that names them. Arrow runs are mapped
+and sliced; a RocksDB database is written to a scratch folder and scanned. A restore of the same shape and backend needs
+neither: there the files become a local version unchanged (`install_shard`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAMED = "is named by a snapshot's listing of files"
 
 
 class Still:
-    """The clock of a reader, who asks for no time."""
+    """The clock of a reader that needs no time."""
 
     def now_ms(self) -> int:
         return 0
@@ -56,12 +56,12 @@ class Objects(Protocol):
 
 
 def direct(root: Store) -> HostObjects:
-    """Objects from the store itself, for tools without a folder on this host."""
+    """Return objects from the store itself, for tools without a folder on this host."""
     return HostObjects(lambda: root, None, 0, Still())
 
 
 def read_listing(objects: Objects, manifest: Manifest) -> ShardListing | None:
-    """The listing that a snapshot names; None if it names none.
+    """Read the listing that a snapshot names; None if it names none.
 
     Raises:
         MissingFile, CorruptSegment, CorruptManifest: it cannot be trusted. StoreUnavailable: try again.
@@ -74,7 +74,7 @@ def read_listing(objects: Objects, manifest: Manifest) -> ShardListing | None:
 
 
 def stored_bytes(objects: Objects, file: StoredFile) -> pa.Buffer:
-    """A file of a version, checked.
+    """Return a file of a version, checked.
 
     Raises:
         MissingFile, CorruptSegment: see `HostObjects.read`. CorruptManifest: the listing's own copy is damaged.
@@ -91,11 +91,11 @@ def stored_bytes(objects: Objects, file: StoredFile) -> pa.Buffer:
 
 
 class Bottom:
-    """One operator's states in files of shards. Every method may raise what `read_listing` and `stored_bytes` raise.
+    """One operator's states in files of shards. Every method may raise the errors of `read_listing` and `stored_bytes`.
 
     Args:
         entry: the description to read by.
-        scratch: a folder of this host for databases; None is the system's own for temporary files.
+        scratch: a folder of this host for databases; None: the system's folder for temporary files.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class Bottom:
         self._scratch = scratch
 
     def wanted(self, low: int, high: int) -> list[WantedObject]:
-        """The objects that hold something of a range, to be fetched together."""
+        """Return the objects that hold rows of a range, to be fetched together."""
         shards = self._listing.of_operator(self._entry.uid, low, high)
         return [WantedObject(f.path, f.bytes, f.digest) for s in shards for f in s.files if f.path]
 
     def check(self, states: Collection[str]) -> None:
-        """Whoever does not know a state that is listed must have dropped it.
+        """Check that all listed states are known, or were dropped.
 
         Raises:
-            CorruptSegment: nobody dropped it.
+            CorruptSegment: a listed state is unknown, and was not dropped.
         """
         for shard in self._listing.shards:
             if shard.operator == self._entry.uid and shard.snapshot_id >= self._entry.since:
@@ -124,23 +124,23 @@ class Bottom:
                         check_dropped(self._entry, state, shard.snapshot_id, f"the listing of shard {shard.shard}")
 
     def sources(self, state: str, versions: StateVersions, low: int, high: int) -> list[Iterator[pa.RecordBatch]]:
-        """A state in a closed range as sorted sources, newest first, in the newest columns; tombstones included."""
+        """Return a state in a closed range as sorted sources, newest first, in the newest columns, with tombstones."""
         columns = [
             [_current(batches, versions, shard) for batches in self.runs(shard, state, low, high)]
             for shard in self.shards(state, versions, low, high)
         ]
         depth = max((len(runs) for runs in columns), default=0)
-        # Shards have neighbouring ranges, so what has the same age in each is one sorted source.
+        # Shards have neighbouring ranges, so their runs of the same age are one sorted source.
         return [_chained([runs[age] for runs in columns if age < len(runs)]) for age in range(depth)]
 
     def shards(self, state: str, versions: StateVersions, low: int, high: int) -> list[ShardFiles]:
-        """The shards that hold something of a state in a closed range."""
+        """Return the shards that hold rows of a state in a closed range."""
         listed = self._listing.of_operator(self._entry.uid, low, high)
         return [s for s in listed if state in s.columns and s.snapshot_id >= versions.since]
 
     def runs(self, shard: ShardFiles, state: str, low: int, high: int) -> list[Iterator[pa.RecordBatch]]:
-        """A shard's sorted runs of a state in a closed range, newest first, in the columns that they were written
-        with."""
+        """Return a shard's sorted runs of a state in a closed range, newest first, in the columns that they were
+        written with."""
         low, high = max(low, shard.hash_range[0]), min(high, shard.hash_range[1])
         if shard.backend == "rocksdb":
             return [self._scanned(shard, state, low, high)]
@@ -164,7 +164,7 @@ class Bottom:
             body = stored_bytes(self._objects, files[piece.file])
             try:
                 batch = read_run(body, piece, schema).batch
-                batch.validate(full=True)  # as of parts: nothing is followed out of its buffer
+                batch.validate(full=True)  # as for parts: no offset points out of its buffer
             except (ValueError, pa.ArrowException, OSError) as error:
                 raise CorruptSegment(f"{files[piece.file].path or piece.file}: {where}: {error}") from error
             schema.check_batch(batch, files[piece.file].path or piece.file)
@@ -179,7 +179,7 @@ class Bottom:
             store = open_rocksdb(folder, schemas, Still())
             try:
                 install_shard(self._objects, shard, store)
-                # What has expired is left out by whoever reads: it knows by which time.
+                # The caller leaves expired rows out, because it knows the time for that.
                 reader = store.open(shard.version, 0, verify=False)
                 yield from reader.read_range(state, low, high, _ROWS)
             except LocalCopyUnusable as error:
@@ -187,10 +187,10 @@ class Bottom:
 
 
 def install_shard(objects: Objects, shard: ShardFiles, store: ShardStore, folder: Path | None = None) -> None:
-    """Lay the files of a shard down as a local version.
+    """Write the files of a shard as a local version.
 
     Args:
-        folder: of the backend, made if need be.
+        folder: of the backend, made if needed.
 
     Raises:
         MissingFile, CorruptSegment: the primary is damaged. StoreUnavailable: try again.

@@ -1,4 +1,4 @@
-"""The answers to a look-up of many rows, put together from where they were found; pure and vectorised."""
+"""The answers to a look-up of many rows, collected from the places where they were found; pure and vectorised."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from state_runtime.state.table import Mask, Positions, is_plain, plain_numbers
 __all__ = ["Answers"]
 
 _WHOLE_MAX = 2
-"""A column that has at most so many rows for each that is asked for is read whole: copying it takes a fraction of
-picking rows from it, and they are picked once more when all are found."""
+"""A column with at most this many rows per wanted row is read whole: copying it takes a fraction of the time to pick
+rows from it, and rows are picked once more when all are found."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Of some wanted rows where in some columns their values are."""
+    """For some wanted rows, where in some columns their values are."""
 
     wanted: Positions
     columns: Sequence[pa.Array]
@@ -28,7 +28,7 @@ class _Part:
 
 
 class Answers:
-    """The answers as they are found, batch after batch. Values are read when all are found, each column at once."""
+    """The answers as they are found, batch after batch. Values are read when all are found, column by column."""
 
     def __init__(self, count: int) -> None:
         """Args:
@@ -38,13 +38,13 @@ class Answers:
         self._parts: list[_Part] = []
 
     def add(self, wanted: Positions, columns: Sequence[pa.Array], at: Positions) -> None:
-        """For some wanted rows, ascending, the values at some positions of columns."""
+        """Add, for some wanted rows, ascending, the values at some positions of columns."""
         if len(wanted):
             self.found[wanted] = True
             self._parts.append(_Part(wanted, columns, at))
 
     def columns(self, types: Sequence[pa.DataType]) -> list[pa.Array]:
-        """The columns, aligned with what was wanted; null where nothing was found."""
+        """Return the columns, aligned with the wanted rows; null where a row was not found."""
         if not self._parts:
             return [pa.nulls(len(self.found), kind) for kind in types]
         validity = None if bool(self.found.all()) else pa.array(self.found).buffers()[1]
@@ -59,7 +59,7 @@ class Answers:
         return pa.Array.from_buffers(kind, len(self.found), [validity, pa.py_buffer(numbers)])
 
     def _numbers(self, number: int) -> Any:
-        """The column's numbers, each moved once to its place; None if some are null."""
+        """Return the column's numbers, each moved once to its place; None if some are null."""
         numbers = None
         for part in self._parts:
             taken = _numbers_at(part.columns[number], part.at)
@@ -86,5 +86,5 @@ class Answers:
 
 def _numbers_at(column: pa.Array, at: Positions) -> Any:
     plain = plain_numbers(column)
-    # Tombstones are null, and what was found is none.
+    # Nulls are in tombstones only, and no tombstone was found.
     return plain[at] if plain is not None else plain_numbers(column.take(pa.array(at)))

@@ -1,4 +1,5 @@
-"""The port to what keeps a shard's state on the host: `LocalShard` (state/local.py) and RocksDB (state/rocksdb.py)."""
+"""The port to a shard's state on the host. Its backends are `LocalShard` (state/local.py) and RocksDB
+(state/rocksdb.py)."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ __all__ = [
 
 
 class LocalCopyUnusable(Exception):
-    """The local copy cannot serve; the reason is for metrics. Never leaves the task: the primary serves instead."""
+    """The local copy is not usable; the reason is for metrics. Never leaves the task, which then uses the primary."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """When a version is written; kept with it, so that later tasks can tell what it is.
+    """The context in which a version is written; stored with it, so that later tasks can identify it.
 
     Attributes:
-        snapshot_id: that the epoch will end in. If that snapshot's manifest names the version, it is the state as of
-            it.
+        snapshot_id: that the epoch will end in. If that snapshot's manifest names the version, the version is the state
+            as of that snapshot.
         epoch: the driver's attempt at the epoch.
     """
 
@@ -46,16 +47,16 @@ class Stamp:
 
 
 NO_STAMP = Stamp()
-"""Of versions that nobody looks for again."""
+"""For versions that are never looked for again."""
 
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version that lies in a shard's folder; what it says of itself is to be proven.
+    """A version in a shard's folder, with its own, unproven description.
 
     Attributes:
         snapshot_id: see `Stamp`; of a restored version the snapshot that it was restored from.
-        restored_from: commit id of the manifest that the version was restored from, and nothing else; "" for others.
+        restored_from: commit id of the manifest, if the version was restored from that alone; "" for others.
     """
 
     version: str
@@ -66,7 +67,7 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class Adopted:
-    """A version of some shard of the same operator on this host, of which a new version takes over what it holds.
+    """A version of some shard of the same operator on this host, whose files a new version takes over.
 
     Attributes:
         folder: the shard's.
@@ -90,7 +91,7 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class VersionFiles:
-    """A version as it can be stored elsewhere: what the backend says of it, and its files. `ShardStore.install` is the
+    """A version as it can be stored elsewhere: the backend's description, and its files. `ShardStore.install` is the
     inverse."""
 
     description: str
@@ -98,8 +99,8 @@ class VersionFiles:
 
 
 Below: TypeAlias = Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]]
-"""Per state what lies below its other rows: per hash range its lower end, and its rows in ascending order, no key
-twice."""
+"""Per state the rows below its other rows: per hash range its lower end, and its rows in ascending order, each key
+once."""
 NOTHING_BELOW: Final[Below] = MappingProxyType({})
 
 
@@ -107,18 +108,18 @@ class ShardStore(Protocol):
     """The local versions of one shard of one operator: a copy, which may be lost at any time.
 
     A version is the state after one attempt of one task; it never changes, and its id (16 hex characters) is unique.
-    Several attempts, also of different drivers, may use one shard's folder at once. A crash leaves garbage, never a
-    version that is half there.
+    Several attempts, also of different drivers, may use one shard's folder at once. A crash leaves garbage, never an
+    incomplete version.
     """
 
     @property
     def adopts_several(self) -> bool:
-        """Whether a restored version can take over parts of several others, of each state other ranges."""
+        """Whether a restored version can take over parts of several others, with other ranges of each state."""
         ...
 
     @property
     def lays_below(self) -> bool:
-        """Whether a restored version can have rows that lie below the others as they are: `write_restored(below=…)`."""
+        """Whether a restored version can have unchanged rows below the others: `write_restored(below=…)`."""
         ...
 
     def open(self, version: str, now_ms: int, *, verify: bool) -> StateReader:
@@ -126,26 +127,26 @@ class ShardStore(Protocol):
 
         Args:
             version: id from the manifest or from the previous epoch.
-            now_ms: batch time: what expires by then is hidden.
-            verify: also compare digests: the first time a driver uses a version that an earlier run wrote.
+            now_ms: batch time: rows that expire by then are hidden.
+            verify: also compare digests: at the driver's first use of a version that an earlier run wrote.
 
         Raises:
-            LocalCopyUnusable: missing, partial, altered, or not ours to trust.
+            LocalCopyUnusable: missing, partial, altered, or of another user.
         """
         ...
 
     def tidied(self, version: str, base: StateReader, *, now_ms: int, runs_max: int) -> StateReader:
-        """Do a bounded part of the upkeep that is due (merges), before the epoch's work rather than in its checkpoint.
+        """Do a bounded part of the due upkeep (merges), before the epoch's work rather than in its checkpoint.
 
         Args:
-            version: the one that will be written; files are given its name, and are garbage if it never is.
-            base: what `open` or `write_restored` returned.
+            version: id of the version that will be written; files get its name, and are garbage if it never is.
+            base: returned by `open` or `write_restored`.
 
         Returns:
             The same state, for reading and for `write`.
 
         Raises:
-            OSError: disk full, read-only, …; `base` still serves.
+            OSError: disk full, read-only, …; `base` is still usable.
         """
         ...
 
@@ -162,14 +163,14 @@ class ShardStore(Protocol):
         """Write the version that follows `base`, which `open` or `write_restored` returned.
 
         Args:
-            changes: per state what changed, sorted, each identity once.
-            now_ms: batch time: what expires by then need not be kept.
-            due_taken: per state with an index by time the bound (ms, inclusive) up to which the epoch handled what was
-                due in `base`; such rows are not looked at again. Rows of `changes` are not meant.
-            runs_max: how many pieces of history a look-up may have to search, about.
+            changes: per state the changed rows, sorted, each identity once.
+            now_ms: batch time: rows that expire by then need not be kept.
+            due_taken: per state with an index by time the bound (ms, inclusive) up to which the epoch handled the due
+                rows of `base`; they are not looked at again. Rows of `changes` are not included.
+            runs_max: approximate maximum of the runs that a look-up has to search.
 
         Raises:
-            OSError: disk full, read-only, … The epoch goes on without a local copy.
+            OSError: disk full, read-only, … The epoch continues without a local copy.
         """
         ...
 
@@ -184,37 +185,37 @@ class ShardStore(Protocol):
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> StateReader:
-        """Write a version from states that were rebuilt, and open it. A few batches are in memory at a time.
+        """Write a version from rebuilt states, and open it. A few batches are in memory at a time.
 
         Args:
-            states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they lie on
-                top of what is taken over, and may hold tombstones there.
-            adopted: files that are taken over as they are, as hard links; their digests are compared first. At most one
+            states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they are on
+                top of the adopted files, and may hold tombstones there.
+            adopted: files that are taken over unchanged, as hard links; their digests are compared first. At most one
                 version, with the same ranges of every state, unless `adopts_several`.
-            below: what `states` lies on top of; only if it `lays_below`. The ranges meet neither each other nor those
-                that are adopted.
+            below: the rows below `states`; only if it `lays_below`. The ranges overlap neither each other nor the
+                adopted ones.
             snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp,
-                as any other.
+                like any other.
 
         Raises:
-            OSError: see `write`. LocalCopyUnusable: a version that was to be taken over cannot be; nothing was written.
+            OSError: see `write`. LocalCopyUnusable: a version cannot be taken over; nothing was written.
         """
         ...
 
     def versions(self) -> list[StoredVersion]:
-        """The versions in the folder, the newest snapshot first; damaged ones are left out. Never fails."""
+        """Return the versions in the folder, the newest snapshot first; damaged ones are left out. Never fails."""
         ...
 
     def export(self, version: str) -> VersionFiles:
-        """The files of a version, which stay as long as the version does, with their digests.
+        """Return the files of a version, with their digests. They stay as long as the version does.
 
         Raises:
-            LocalCopyUnusable: it is not there, or damaged.
+            LocalCopyUnusable: it is missing, or damaged.
         """
         ...
 
     def install(self, version: str, description: str, files: Mapping[str, pa.Buffer]) -> None:
-        """Lay a version down that was exported, perhaps on another host; nothing happens if it is there.
+        """Write an exported version, perhaps of another host; nothing happens if it is there already.
 
         Args:
             files: by name, of the right size and digest.
@@ -233,7 +234,7 @@ class ShardStore(Protocol):
         Args:
             committed: the version of the newest checkpoint, from which a restart begins; it stays as well. It is older
                 than `keep` where several epochs end in one checkpoint.
-            epoch: if given, what follows from `keep` stays only if it was written in this attempt at an epoch: earlier
-                ones were given up, and no manifest will name what they wrote.
+            epoch: if given, versions that follow from `keep` stay only if they were written in this attempt at an
+                epoch: earlier attempts were abandoned, and no manifest will name their versions.
         """
         ...

@@ -21,12 +21,12 @@ __all__ = ["Backend", "backend_folder", "discard", "open_backend", "open_rocksdb
 
 
 def backend_folder(kind: str, folder: Path) -> Path:
-    """Where a backend keeps its versions in a shard's folder."""
+    """Return the folder of a backend's versions in a shard's folder."""
     return folder if kind == "arrow" else folder / "rocksdb"
 
 
 def discard(kind: str, folder: Path, clock: Clock) -> None:
-    """Remove what a backend kept of a shard: another one serves now. Needs no library; never fails."""
+    """Remove a backend's files of a shard, because another backend is used now. Needs no library; never fails."""
     if kind == "arrow":
         LocalShard(folder, {}, clock).discard()
     else:
@@ -42,15 +42,15 @@ def open_backend(
     *,
     exported: bool = False,
 ) -> ShardStore:
-    """The local versions of one shard. Nothing is read or written yet.
+    """Return the local versions of one shard. Nothing is read or written yet.
 
     Args:
-        kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). What one wrote, the other does not find: it
+        kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). One does not find the versions of the other: it
             begins with a restore from the primary store, as after the loss of the host.
         folder: the shard's own; RocksDB uses a folder in it.
-        stamp: what new versions are marked with.
-        exported: they will be exported, after each epoch that changes them. So that `export` need not read files for
-            their digests, the Arrow backend takes those while it writes; RocksDB always does.
+        stamp: mark of new versions.
+        exported: versions will be exported, after each epoch that changes them. So that `export` need not read files
+            for their digests, the Arrow backend computes them while it writes; RocksDB always does.
 
     Raises:
         InvalidConfiguration: no such backend, or its library is not installed.
@@ -63,7 +63,7 @@ def open_backend(
 
 
 def open_rocksdb(folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP) -> RocksShard:
-    """`open_backend` for who needs what only RocksDB has (`RocksReader.read_range`)."""
+    """Do the same as `open_backend`, for callers of `RocksReader.read_range`, which only RocksDB has."""
     try:
         from state_runtime.state.rocksdb import RocksShard
     except ModuleNotFoundError as error:

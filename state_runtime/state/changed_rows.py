@@ -1,4 +1,4 @@
-"""What an epoch changed in one state, where that is too much for one batch; pure."""
+"""The changes of an epoch in one state, if they are too large for one batch; pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Changed", "ChangedRows", "batches_of", "on_top"]
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """Sorted batches one behind the other: no hash is in two of them, and each identity comes once."""
+    """Sorted batches in sequence: no hash is in two of them, and each identity comes once."""
 
     batches: tuple[pa.RecordBatch, ...]
 
@@ -25,18 +25,18 @@ class ChangedRows:
 
 
 Changed: TypeAlias = "pa.RecordBatch | ChangedRows"
-"""Of most epochs one sorted batch."""
+"""One sorted batch in most epochs."""
 
 
 def batches_of(changed: Changed) -> Sequence[pa.RecordBatch]:
-    """The batches, in order of hash."""
+    """Return the batches, in order of hash."""
     return changed.batches if isinstance(changed, ChangedRows) else (changed,)
 
 
 def on_top(
     reader: StateReader, changes: Mapping[str, Changed], due_taken: Mapping[str, int] | None = None
 ) -> StateReader:
-    """A state with changes on top; see `StateReader.overlaid`."""
+    """Return a state with changes on top; see `StateReader.overlaid`."""
     parts = {state: batches_of(changed) for state, changed in changes.items()}
     first = {state: batches[0] for state, batches in parts.items() if batches}
     reader = reader.overlaid(first, due_taken)

@@ -1,4 +1,4 @@
-"""Reading the rows of one key a window at a time, out of runs and out of another reader's stream."""
+"""Reading the rows of one key a window at a time, from runs and from another reader's stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Cursor(Protocol):
     """The rows of one key in one run, in order of `entry`, a window at a time."""
 
     def last(self) -> int | None:
-        """The last `entry` up to which all rows are at hand; None at the end."""
+        """Return the last `entry` up to which all rows are in memory; None at the end."""
         ...
 
     def take_through(self, cut: int) -> pa.RecordBatch | None:
-        """The next rows with an `entry` up to `cut`, which is at most `last()`."""
+        """Return the next rows with an `entry` up to `cut`, which is at most `last()`."""
         ...
 
 
 class RunCursor:
-    """Over mapped rows: a window is a slice and costs nothing."""
+    """A cursor over mapped rows: a window is a slice and costs nothing."""
 
     def __init__(self, rows: pa.RecordBatch, rows_max: int) -> None:
         self._rows = rows
@@ -45,12 +45,13 @@ class RunCursor:
 
 
 class StreamCursor:
-    """Over another reader's stream. Its last `entry` may go on in the batch after, so one batch is read ahead."""
+    """A cursor over another reader's stream. Its last `entry` may continue in the next batch, so one batch is read
+    ahead."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._rows: pa.RecordBatch | None = None
-        self._whole: int | None = None  # up to here every row was read
+        self._whole: int | None = None  # up to this entry every row was read
         self._ended = False
 
     def last(self) -> int | None:

@@ -1,12 +1,12 @@
 """The part of Spark's DDL that manifests hold, read without Spark; pure.
 
 `spark.sql.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. Names of
-fields inside a type are backquoted where they hold what the syntax is made of; earlier versions left them as they were,
-so a quote or an apostrophe may also be part of a bare name there. A type that is not understood (a user-defined one, an
-interval, a type of a later Spark) is no error: what is stored has its own schema.
+fields inside a type are backquoted if they contain characters of the syntax. Earlier versions did not quote them, so a
+quote or an apostrophe may also be part of a bare name there. A type that is not understood (a user-defined one, an
+interval, a type of a later Spark) is no error: the stored rows have their own schema.
 
-A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's
-parser has it only for tables; the user's way is the metadata of a StructField, as Spark itself keeps defaults
+A value column may end in `DEFAULT <literal>`: the value of rows that were stored before the column was added. Spark's
+parser accepts it only for tables. Users set it in the metadata of a StructField, where Spark itself keeps defaults
 (`default_clause`).
 """
 
@@ -32,7 +32,7 @@ class DdlColumn:
         type_text: as Spark writes it, for people and for comparisons: without the backquotes of fields, which earlier
             versions did not write.
         type: as Arrow stores it; None if this reader does not know the type.
-        binary_equality: false for a string with a collation, whose hash Spark takes of something else than its bytes.
+        binary_equality: false for a string with a collation, whose hash Spark computes from other data than its bytes.
         default: value of rows that were stored before the column was added; None is null.
     """
 
@@ -44,7 +44,7 @@ class DdlColumn:
 
     @property
     def is_nested(self) -> bool:
-        """Whether the type holds others."""
+        """Whether the type contains other types."""
         return "<" in self.type_text
 
 
@@ -81,7 +81,7 @@ _QUOTED_FIELD = re.compile(r"(?<=[<,])`((?:[^`]|``)*)`(?=:)")
 
 
 def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
-    """The columns of a DDL text.
+    """Parse the columns of a DDL text.
 
     Raises:
         ValueError: not a list of columns.
@@ -107,13 +107,13 @@ def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
 
 
 def default_clause(metadata: Mapping[str, Any], type_text: str) -> str:
-    """The clause of a column whose StructField has a default in its metadata, as Spark keeps it; empty if it has none.
+    """Return the clause of a column whose StructField has a default in its metadata, as Spark keeps it; empty if not.
 
     `EXISTS_DEFAULT` counts before `CURRENT_DEFAULT`; both hold a SQL literal as text: `0`, `'none'`, `DATE
     '2020-01-01'`.
 
     Raises:
-        ValueError: not a literal, or none of the column's type. Expressions are not evaluated.
+        ValueError: not a literal, or not a value of the column's type. Expressions are not evaluated.
     """
     literal = metadata.get("EXISTS_DEFAULT", metadata.get("CURRENT_DEFAULT"))
     if literal is None:
@@ -126,10 +126,10 @@ def default_clause(metadata: Mapping[str, Any], type_text: str) -> str:
 
 
 def parse_value(text: str, kind: pa.DataType | None) -> pa.Scalar:
-    """A value from its text form: as people write numbers, true and false, dates, times (UTC), and hexadecimal binary.
+    """Parse a value from its usual text form: numbers, true and false, dates, times (UTC), and hexadecimal binary.
 
     Raises:
-        ValueError, pa.ArrowException: no value of this type.
+        ValueError, pa.ArrowException: not a value of this type.
     """
     if kind is None or pa.types.is_nested(kind):
         raise ValueError("no text form")
@@ -144,7 +144,7 @@ def parse_value(text: str, kind: pa.DataType | None) -> pa.Scalar:
 
 
 def _literal(text: str, kind: pa.DataType | None) -> pa.Scalar | None:
-    """The value of a SQL literal; None for NULL."""
+    """Return the value of a SQL literal; None for NULL."""
     if text.lower() == "null":
         return None
     quoted, bare = _QUOTED.match(text), _BARE.match(text)
@@ -170,13 +170,13 @@ def _literal(text: str, kind: pa.DataType | None) -> pa.Scalar | None:
 
 
 def _split(text: str, *, has_defaults: bool = False) -> Iterator[str]:
-    """The parts between the commas that lie outside of brackets, quoted names and literals.
+    """Yield the parts between the commas that are outside of brackets, quoted names and literals.
 
     Args:
-        has_defaults: a part may hold literals; else an apostrophe is part of a name.
+        has_defaults: a part may hold literals; otherwise an apostrophe is part of a name.
     """
     depth, start, at, is_literal = 0, 0, 0, False
-    begins = True  # a name, which alone may be quoted
+    begins = True  # at a name; only names may be quoted
     while at < len(text):
         name = _QUOTED_NAME.match(text, at) if begins and not is_literal else None
         if name is not None:

@@ -1,22 +1,22 @@
 """Spark's `xxhash64` of keys, in Python: finds a key's place in the state without a Spark session; pure.
 
 The hash of a key is a chain: each column's XXH64 takes the hash before it as its seed, the first one takes 42, and a
-null leaves the hash as it is. What is hashed of a value, little-endian where it is a number:
+null leaves the hash unchanged. The hashed bytes of a value, little-endian for numbers:
 
     boolean                           4 bytes, 1 or 0
     tinyint, smallint, int, date      4 bytes, signed
     bigint, timestamp, timestamp_ntz  8 bytes, signed; times in microseconds
     float, double                     4 or 8 bytes of IEEE 754; -0.0 as 0.0, every NaN as the canonical one
     decimal up to 18 digits           8 bytes, the unscaled number
-    decimal of more digits            the unscaled number as Java's BigInteger writes it: big-endian, no byte too many
+    decimal of more digits            the unscaled number as Java's BigInteger writes it: big-endian, minimal length
     string, binary                    the bytes (UTF-8)
-    struct, array                     nothing of its own: the chain goes through its fields or elements
+    struct, array                     no bytes: the chain goes through its fields or elements
 
-Spark has a function of its own for 4 and for 8 bytes; both equal XXH64 of those bytes. `hash_key` is for one key and
-takes XXH64 from a library; `value_hasher` makes a function that does it with Python's own values, under a microsecond
-each. `hash_rows` is the same for many keys at once: about 5 ns a number and 25 ns a short string.
-The library hashes one value a call and has no call for a column: for those, XXH64 is written out here with numpy, and
-a test compares it with the library's. A map has no hash, in Spark neither.
+Spark has a separate function for 4 and for 8 bytes; both equal XXH64 of those bytes. `hash_key` is for one key and
+takes XXH64 from a library. `value_hasher` makes a function that does it with Python's own values, under a microsecond
+each. `hash_rows` does the same for many keys at once: about 5 ns a number and 25 ns a short string.
+The library hashes one value a call and has no call for a column. For columns, XXH64 is written out here with numpy, and
+a test compares it with the library's. A map has no hash, neither here nor in Spark.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _PRIME_2 = 0xC2B2AE3D27D4EB4F
 _PRIME_3 = 0x165667B19E3779F9
 _PRIME_4 = 0x85EBCA77C2B2AE63
 _PRIME_5 = 0x27D4EB2F165667C5
-_LONG_DIGITS = 18  # a decimal of up to so many digits fits a long
-# The numbers of so many rows at a time, a few times over, fit a core's cache.
+_LONG_DIGITS = 18  # a decimal of up to this number of digits fits a long
+# The numbers of this many rows, a few times over, fit a core's cache.
 _BLOCK_ROWS = 1 << 14
-# A step of fewer rows than this costs more in numpy calls than asking the library for each row.
+# A step of fewer rows than this costs more in numpy calls than calling the library for each row.
 _VECTOR_ROWS_MIN = 12
 
 _Hashes = npt.NDArray[np.uint64]
@@ -56,13 +56,13 @@ _Places = npt.NDArray[np.int64]
 
 
 def hash_key(columns: Sequence[pa.Array]) -> int:
-    """The unsigned `key_hash` of one key.
+    """Return the unsigned `key_hash` of one key.
 
     Args:
         columns: the key columns in the operator's order, one row each, with the types that the state stores.
 
     Raises:
-        InvalidData: a column's type is none that a key can have.
+        InvalidData: a column's type cannot be part of a key.
     """
     hashed = SEED
     for column in columns:
@@ -72,14 +72,14 @@ def hash_key(columns: Sequence[pa.Array]) -> int:
 
 
 def hash_rows(columns: Sequence[pa.Array], seed: int = SEED) -> _Hashes:
-    """The unsigned `key_hash` of many keys: of each row what `hash_key` says of it.
+    """Return the unsigned `key_hash` of many keys: for each row the result of `hash_key`.
 
     Args:
         columns: the key columns in the operator's order, equally long; slices are fine.
         seed: the hash that the chain starts with.
 
     Raises:
-        InvalidData: a column's type is none that a key can have.
+        InvalidData: a column's type cannot be part of a key.
     """
     check(len(columns) > 0, "a hash of no column")
     count = len(columns[0])
@@ -91,10 +91,10 @@ def hash_rows(columns: Sequence[pa.Array], seed: int = SEED) -> _Hashes:
 
 
 def chain_rows(column: pa.Array, seeds: _Hashes) -> _Hashes:
-    """The hashes of many rows after one more column.
+    """Return the hashes of many rows after one more column.
 
     Args:
-        seeds: of each row the hash so far.
+        seeds: for each row the hash of the columns before.
 
     Raises:
         InvalidData: see `hash_rows`.
@@ -104,7 +104,7 @@ def chain_rows(column: pa.Array, seeds: _Hashes) -> _Hashes:
 
 
 def xxh64(data: bytes, seed: int) -> int:
-    """XXH64 of some bytes, unsigned."""
+    """Return XXH64 of some bytes, unsigned."""
     return xxhash.xxh64_intdigest(data, seed)
 
 
@@ -140,7 +140,8 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 
 def _to_bytes(kind: pa.DataType) -> Callable[[Any], bytes] | None:
-    """From a Python value of a type to what is hashed of it; None where that depends on more than the value."""
+    """Return the conversion of a Python value to the bytes that are hashed; None if that depends on more than the
+    value."""
     if pa.types.is_boolean(kind):
         return lambda value: int(value).to_bytes(4, "little")
     if pa.types.is_signed_integer(kind):
@@ -160,7 +161,7 @@ def _to_bytes(kind: pa.DataType) -> Callable[[Any], bytes] | None:
 
 
 def value_hasher(kinds: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], int] | None:
-    """A function from a row of Python values, as Arrow gives them, to the hash of the key that they are.
+    """Return a function from a row of Python values, as Arrow gives them, to the hash of that key.
 
     The function raises OverflowError or another ValueError where a value does not fit its type.
 
@@ -194,7 +195,7 @@ def _integer(value: int, size: int) -> bytes:
 
 
 def _floating(value: float, layout: str) -> bytes:
-    # Adding 0.0 makes 0.0 of -0.0; Java's floatToIntBits and doubleToLongBits know one NaN only: Python's own.
+    # Adding 0.0 turns -0.0 into 0.0; Java's floatToIntBits and doubleToLongBits know only one NaN, which is Python's.
     return struct.pack(layout, float("nan") if value != value else value + 0.0)
 
 
@@ -218,12 +219,12 @@ def _unscaled(value: Decimal, scale: int) -> int:
 
 
 def _chain(column: pa.Array, seeds: _Hashes) -> _Hashes:
-    """The chain's next hashes, one per row; a null leaves its row's."""
+    """Return the chain's next hashes, one per row; a null leaves its row's hash unchanged."""
     if column.null_count == len(column):
         return seeds
     kind = column.type
     if pa.types.is_struct(kind):
-        # `flatten` hands a struct's null down to its fields: they leave the hash.
+        # `flatten` passes a struct's null on to its fields: they leave the hash unchanged.
         for child in column.flatten():
             seeds = _chain(child, seeds)
         return seeds
@@ -244,7 +245,7 @@ def _chain(column: pa.Array, seeds: _Hashes) -> _Hashes:
 
 
 def _chain_elements(column: pa.Array, seeds: _Hashes) -> _Hashes:
-    """Arrays: first all rows' first element, then all second ones."""
+    """Chain arrays: first the first element of all rows, then all second elements, and so on."""
     lengths = np.asarray(column.value_lengths().fill_null(0)).astype(np.int64)
     starts = np.asarray(column.offsets)[:-1].astype(np.int64)
     hashes = seeds.copy()
@@ -255,10 +256,10 @@ def _chain_elements(column: pa.Array, seeds: _Hashes) -> _Hashes:
 
 
 def _inputs(column: pa.Array) -> tuple[npt.NDArray[np.unsignedinteger], _Places | None, _Places]:
-    """What is hashed of each row.
+    """Return the hashed bytes of each row.
 
     Returns:
-        Words of 4 or 8 bytes, one per row; or bytes, with the place where each row's begin and how many they are.
+        Words of 4 or 8 bytes, one per row; or bytes, with the place where each row's bytes begin and their number.
     """
     kind = column.type
     none = np.empty(0, dtype=np.int64)
@@ -288,7 +289,7 @@ def _inputs(column: pa.Array) -> tuple[npt.NDArray[np.unsignedinteger], _Places 
 
 
 def _fixed(column: pa.Array, size: int, per_row: int = 1) -> npt.NDArray[np.signedinteger]:
-    """A column's numbers as they lie in memory, without a copy; those of null rows are anything."""
+    """Return a column's numbers as they are in memory, without a copy; those of null rows are undefined."""
     numbers = np.frombuffer(column.buffers()[1], dtype=f"<i{size}")
     return numbers[column.offset * per_row : (column.offset + len(column)) * per_row]
 
@@ -296,21 +297,21 @@ def _fixed(column: pa.Array, size: int, per_row: int = 1) -> npt.NDArray[np.sign
 def _canonical_bits(
     numbers: npt.NDArray[np.floating], bits: type[np.unsignedinteger]
 ) -> npt.NDArray[np.unsignedinteger]:
-    # Adding 0.0 makes 0.0 of -0.0; numpy's NaN is the one that Java knows.
+    # Adding 0.0 turns -0.0 into 0.0; numpy's NaN is the one that Java knows.
     canonical = numbers + numbers.dtype.type(0)
     canonical[np.isnan(canonical)] = np.nan
     return canonical.view(bits)
 
 
 def _big_integers(halves: npt.NDArray[np.uint64]) -> tuple[_Bytes, _Places, _Places]:
-    """128-bit numbers as Java's BigInteger writes them: the last bytes of the big-endian form, as many as are
-    needed."""
+    """Return 128-bit numbers as Java's BigInteger writes them: the last bytes of the big-endian form, as few as
+    possible."""
     low, high = halves[:, 0], halves[:, 1]
     sign = (high.view(np.int64) >> 63).view(np.uint64)
     low, high = low ^ sign, high ^ sign
     lengths = np.ones(len(halves), dtype=np.int64)
     for bits in range(8, 128, 8):
-        # One bit of the bytes that are written is the sign.
+        # One bit of the written bytes is the sign.
         lengths += (high >> np.uint64(bits - 65) > 0) if bits > 64 else (high > 0) | (low >> np.uint64(bits - 1) > 0)
     written = np.ascontiguousarray(halves[:, ::-1]).astype(">u8").view(np.uint8).reshape(-1)
     return written, np.arange(16, len(written) + 16, 16, dtype=np.int64) - lengths, lengths
@@ -327,21 +328,21 @@ def _strings(column: pa.Array, offset_type: np.dtype[np.signedinteger]) -> tuple
 
 
 def _hash_halves(halves: npt.NDArray[np.unsignedinteger], seeds: _Hashes) -> _Hashes:
-    """XXH64 of 4 bytes each."""
+    """Return XXH64 of 4 bytes each."""
     hashes = seeds + np.uint64((_PRIME_5 + 4) & _MASK)
     _mix_half(hashes, halves)
     return _avalanche(hashes)
 
 
 def _hash_words(words: npt.NDArray[np.unsignedinteger], seeds: _Hashes) -> _Hashes:
-    """XXH64 of 8 bytes each."""
+    """Return XXH64 of 8 bytes each."""
     hashes = seeds + np.uint64((_PRIME_5 + 8) & _MASK)
     _mix_word(hashes, words)
     return _avalanche(hashes)
 
 
 def _hash_strings(data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashes) -> _Hashes:
-    """XXH64 of each row's bytes, with a loop over the longest row's steps instead of one over the rows."""
+    """Return XXH64 of each row's bytes, with a loop over the longest row's steps instead of one over the rows."""
     hashes = seeds + np.uint64(_PRIME_5)
     longest = _mix_stripes(hashes, data, places, lengths, seeds)
     hashes += lengths.view(np.uint64)
@@ -366,15 +367,15 @@ def _hash_strings(data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashe
 
 
 def _mix_stripes(hashes: _Hashes, data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashes) -> _Places:
-    """Rows of 32 bytes and more: four lanes through the whole stripes, then one hash of the four.
+    """Mix rows of 32 bytes and more: four lanes through the whole stripes, then one hash of the four.
 
     Returns:
-        A few rows that are longer than all others. Their hash is unfinished, and the library is asked for it.
+        A few rows that are longer than all others. Their hash is unfinished; the library has to compute it.
     """
     long = _rows_where(lengths >= 32)
     if len(long) == 0:
         return long
-    # Longest first: those that still have a stripe are then always the first ones, and no step has to gather lanes.
+    # Longest first: rows that still have a stripe are then always the first ones, and no step has to gather lanes.
     long = long[np.argsort(-lengths[long])]
     at, stripes, seed = places[long], lengths[long] // 32, seeds[long]
     offsets = (_PRIME_1 + _PRIME_2, _PRIME_2, 0, -_PRIME_1)
@@ -404,7 +405,7 @@ def _rows_where(mask: npt.NDArray[np.bool_]) -> _Places:
 
 
 def _read(data: _Bytes, places: _Places, size: int) -> npt.NDArray[np.unsignedinteger]:
-    """Little-endian words of `size` bytes that begin anywhere: a view with a word at every byte."""
+    """Return little-endian words of `size` bytes that begin anywhere: a view with a word at every byte."""
     words = np.ndarray((len(data) - size + 1,), dtype=f"<u{size}", buffer=data, strides=(1,))
     return words[places]
 

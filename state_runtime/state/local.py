@@ -1,13 +1,12 @@
 """Local runs: the state of one shard of one operator on the host's disk, in immutable versions.
 
     <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/
-        <version>.json        which files make the version's runs (state/runs.py), with size, rows and check value
+        <version>.json        the files of the version's runs (state/runs.py), with size, rows and check value
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
 A *version* is the state after one attempt of one task; its id is unique, and the driver learns it from the task's
-acknowledgement. Which version is the committed one is written in the manifest, so a re-executed task (retry,
-speculation, stage re-run, or a batch that is run again after a crash) starts from the right one, whatever lies beside
-it.
+acknowledgement. The manifest names the committed version. So a re-executed task (retry, speculation, stage re-run, or a
+batch that is run again after a crash) starts from the right one, even if other versions are beside it.
 
 Local versions are a copy: losing, truncating or altering them costs time, never data. Reading problems are reported as
 `LocalCopyUnusable`, and the task restores from the primary store.
@@ -85,9 +84,9 @@ from state_runtime.state.version import OpenVersion
 __all__ = ["LocalShard", "cut_hash"]
 
 _VERSION_BYTES_MAX = 1 << 20
-# A restored run is written in pieces of this size, so that no more of it is in private memory.
+# A restored run is written in pieces of this size, so that at most one piece of it is in private memory.
 _PIECE_BYTES = 32 * MIB
-_FIRST_NEW = 5000  # number of a version's first new run; those below are outputs of merges
+_FIRST_NEW = 5000  # number of a version's first new run; lower numbers are outputs of merges
 _SAMPLES = 128  # per file, to find where a merge's next range ends
 
 
@@ -95,14 +94,14 @@ class LocalShard:
     """The local versions of one shard of one operator.
 
     Several attempts of a task, also of different drivers, may use the folder at once: every file has one writer and a
-    unique name, and `prune` only removes what older versions name, or what was abandoned an hour ago.
+    unique name, and `prune` only removes files that older versions name, or that were abandoned an hour ago.
 
     Args:
-        with_digests: files get their SHA-256 while they are written, because versions will be exported.
+        with_digests: the SHA-256 of files is computed while they are written, because versions will be exported.
     """
 
-    adopts_several = True  # files lie beside each other
-    lays_below = True  # in a run of their own
+    adopts_several = True  # files are stored beside each other
+    lays_below = True  # in a separate run
 
     def __init__(
         self,
@@ -126,8 +125,7 @@ class LocalShard:
         return self._open(version, now_ms, verify, lambda state, file: True)
 
     def _open(self, version: str, now_ms: int, verify: bool, is_wanted: Callable[[str, RunFile], bool]) -> OpenVersion:
-        """Map those files of a version that are wanted; nothing is known of the others, and they must not be looked
-        at."""
+        """Map the wanted files of a version. Nothing is known of the others, and they must not be read."""
         try:
             check_private_folder(self._folder)
             described = self._read_version(version)
@@ -154,7 +152,7 @@ class LocalShard:
         due_taken: Mapping[str, int],
         runs_max: int,
     ) -> None:
-        """One new run per changed state: see `ShardStore.write`. A base that was not tidied is now.
+        """Write one new run per changed state: see `ShardStore.write`. A base that was not tidied is tidied first.
 
         The version file is written last, under a temporary name first: a crash leaves files that no version names.
         """
@@ -164,9 +162,9 @@ class LocalShard:
             self._write(version, base, changes, due_taken)
 
     def tidied(self, version: str, base: StateReader, *, now_ms: int, runs_max: int) -> OpenVersion:
-        """A bounded piece of the merges that are due: see `ShardStore.tidied`.
+        """Do a bounded piece of the due merges: see `ShardStore.tidied`.
 
-        Merges that reach the oldest run drop what has expired.
+        Merges that reach the oldest run drop expired rows.
         """
         if not isinstance(base, OpenVersion):
             raise TypeError(f"a version follows one that this backend opened, not a {type(base).__name__}")
@@ -182,7 +180,7 @@ class LocalShard:
         mapped: dict[str, dict[str, RunData]] = {}
         with self._removed_if_it_fails(version):
             for state, layout in merging.items():
-                # As much as the newest epoch changed is what keeps up with it.
+                # A budget as large as the newest epoch's changes keeps up with them.
                 budget = budget_rows(layout, _newest_rows(layout), runs_max, self._merge_rows_min)
                 mapped[state] = dict(base.mapped.get(state, {}))
                 merging[state] = self._merge(layout, mapped[state], self._schemas[state], budget, names, now_ms)
@@ -198,7 +196,7 @@ class LocalShard:
         names = (f"{version}-{number}.arrow" for number in itertools.count(_FIRST_NEW))
         states = dict(base.version.states)
         for state, through_ms in due_taken.items():
-            # Before the new run is added: what the epoch itself wrote, nobody has looked at yet.
+            # Before the new run is added: due rows that the epoch itself wrote were not handled yet.
             states[state] = states.get(state, Layout()).with_taken(through_ms)
         for state, change in changes.items():
             if change.num_rows == 0:
@@ -206,7 +204,7 @@ class LocalShard:
             files = [self._write_run(next(names), batch, self._schemas[state])[0] for batch in batches_of(change)]
             states[state] = add_run(states.get(state, Layout()), *files)
         if self._with_digests:
-            # Once after the changelog was on, so that not every export has to.
+            # Computed once after the changelog was on, so that not every export has to.
             states = {state: layout.with_files(self._digested) for state, layout in states.items()}
         described = Version(
             version=version,
@@ -226,7 +224,7 @@ class LocalShard:
         names: Iterator[str],
         now_ms: int,
     ) -> Layout:
-        """Take the merges under way further, newest first, reading about `budget` rows in all. What is written joins
+        """Continue the merges under way, newest first, reading about `budget` rows in all. Written pieces are added to
         `mapped`."""
         for older in range(len(layout.merges) - 1, -1, -1):
             # Counted from the oldest, because finishing a newer merge removes it from the front.
@@ -265,9 +263,9 @@ class LocalShard:
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> OpenVersion:
-        """One run per state, in pieces, on top of what is taken over: see `ShardStore.write_restored`.
+        """Write one run per state, in pieces, on top of the adopted files: see `ShardStore.write_restored`.
 
-        Where nothing lies below, what is removed or has expired is not written.
+        Where nothing is below, removed and expired rows are not written.
         """
         taken_over = [(a, self._opened(a, now_ms)) for a in adopted]
         make_private_folder(self._folder)
@@ -291,7 +289,7 @@ class LocalShard:
             given = states.get(state, ())
             batches = [given] if isinstance(given, pa.RecordBatch) else given
             mapped[state] = {}
-            # The bottom first: reading it brings what the top is read from.
+            # The bottom first: reading it fetches the objects that the top is read from.
             columns = [
                 (low, [Run(self._write_pieces(rows, schema, names, mapped[state]))])
                 for low, rows in below.get(state, ())
@@ -318,7 +316,7 @@ class LocalShard:
     def _write_pieces(
         self, batches: Iterable[pa.RecordBatch], schema: StateSchema, names: Iterator[str], mapped: dict[str, RunData]
     ) -> tuple[RunFile, ...]:
-        """Sorted batches as the files of one run, mapped into memory again: what was written is not held."""
+        """Write sorted batches as the files of one run, and map them into memory again, so that they are not held."""
         pieces = []
         for batch in _pieces(batches, schema):
             file, _ = self._write_run(next(names), batch, schema)
@@ -328,11 +326,11 @@ class LocalShard:
 
     @contextmanager
     def _removed_if_it_fails(self, version: str) -> Iterator[None]:
-        """Leave no files of a version behind that was not finished: a full disk stays full otherwise."""
+        """Remove the files of a version that was not finished: a full disk would stay full otherwise."""
         try:
             yield
         except FileExistsError:
-            raise  # there is such a version, and its files are not ours
+            raise  # the version exists already, and its files belong to another attempt
         except Exception:
             for name in os.listdir(self._folder):
                 if name.startswith((f"{version}-", f".tmp-{version}")):
@@ -340,7 +338,7 @@ class LocalShard:
             raise
 
     def _opened(self, adopted: Adopted, now_ms: int) -> OpenVersion:
-        """Only what is taken over is verified: after a rescale several shards share the files of one."""
+        """Open an adopted version. Only its adopted files are verified: after a rescale several shards share files."""
 
         def is_wanted(state: str, file: RunFile) -> bool:
             return any(file.low <= high and low <= file.high for low, high in adopted.ranges.get(state, ()))
@@ -351,7 +349,7 @@ class LocalShard:
     def _link(
         self, adopted: Adopted, base: OpenVersion, state: str, names: Iterator[str], mapped: dict[str, RunData]
     ) -> list[tuple[int, list[Run]]]:
-        """Take a state's files over. Per hash range its lower end, and the runs there, newest first."""
+        """Take a state's files over. Return per hash range its lower end, and the runs there, newest first."""
         columns = []
         for low, high in adopted.ranges.get(state, ()):
             runs = []
@@ -421,7 +419,7 @@ class LocalShard:
         return VersionFiles(body.decode(), files)
 
     def _digested(self, file: RunFile) -> RunFile:
-        """The file with its digest, for which it is read if need be. Raises LocalCopyUnusable."""
+        """Return the file with its digest, reading it if needed. Raises LocalCopyUnusable."""
         if file.digest:
             return file
         try:
@@ -440,7 +438,7 @@ class LocalShard:
         for name in {file.file for file in described.files}:
             if name not in files:
                 raise LocalCopyUnusable(f"version {version} lacks {name}")
-            # Under a name of this process first: another task may install the same.
+            # Under a name of this process first: another task may install the same file.
             temporary = self._folder / f".tmp-{version}-{os.getpid()}-{name}"
             try:
                 write_private_file(temporary, files[name])
@@ -450,7 +448,7 @@ class LocalShard:
         self._write_description(version, description.encode())
 
     def discard(self) -> None:
-        """Remove everything of this backend: another one serves now. Never fails."""
+        """Remove everything of this backend, because another one is used now. Never fails."""
         try:
             check_private_folder(self._folder)
             names = os.listdir(self._folder)
@@ -483,8 +481,8 @@ class LocalShard:
         return read_run(self._checked(run, content=verify), run, schema)
 
     def _checked(self, file: RunFile, *, content: bool = True) -> pa.Buffer:
-        """A file's bytes, mapped. Raises OSError or ValueError if they are not what was written, as far as that is
-        looked at."""
+        """Return a file's bytes, mapped. Raises OSError or ValueError if the checked part differs from what was
+        written."""
         path = self._folder / file.file
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
@@ -499,7 +497,7 @@ class LocalShard:
 
 
 def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | None:
-    """Where to end the next range of a merge, so that it reads about `budget` rows; None takes everything; pure.
+    """Return where to end the next range of a merge, so that it reads about `budget` rows; None takes all rows; pure.
 
     The hash is exclusive, and above `low`, so that every range makes progress. Found from evenly spaced samples.
     """
@@ -523,12 +521,12 @@ def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | N
 
 
 def _versions_of(names: Iterable[str]) -> list[str]:
-    """The versions that a folder's files describe."""
+    """Return the versions that a folder's files describe."""
     return [name[:-5] for name in names if name.endswith(".json") and is_version_id(name[:-5])]
 
 
 def _newest_rows(layout: Layout) -> int:
-    """Rows of the newest run that no merge writes."""
+    """Return the rows of the newest run that no merge writes."""
     outputs = {merge.start for merge in layout.merges}
     return next((run.rows for number, run in enumerate(layout.runs) if number not in outputs), 0)
 
@@ -538,14 +536,14 @@ def _low_end(column: tuple[int, list[Run]]) -> int:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
-    """Batches put together to the pieces of one run."""
+    """Combine batches to the pieces of one run."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         if batch.num_rows:
             waiting.append(batch)
             size += batch.nbytes
-            # One that is large enough alone is not copied.
+            # A batch that is large enough alone is not copied.
             if size >= _PIECE_BYTES or (len(waiting) == 1 and size >= _PIECE_BYTES // 4):
                 yield waiting[0] if len(waiting) == 1 else concat(waiting, schema.arrow)
                 waiting, size = [], 0

@@ -1,8 +1,8 @@
 """Look-up of single entries of one key, in the sorted batches that hold its rows; pure.
 
-`search` looks many keys up at once. Here it is one entry a call, as user code asks for entries of a large map: what is
-the same for all calls (where each run has the key's rows, how its columns are read) is found out once, and a call is
-one bisection in each run until one of them has the entry.
+`search` looks many keys up at once. Here each call looks up one entry, because user code asks for single entries of a
+large map. The work that is the same for all calls (where each run has the key's rows, how its columns are read) is done
+once. A call is then one bisection in each run until one of them has the entry.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from state_runtime.state.table import StateSchema, entries_of, plain_numbers, sa
 
 __all__ = ["FoundInRuns"]
 
-_GONE: Final = object()  # a newer run says that there is no such entry
-_OPEN: Final = object()  # older rows have to be asked
+_GONE: Final = object()  # a newer run says that the entry was removed
+_OPEN: Final = object()  # older rows have to be searched
 
 
 class FoundInRuns:
-    """Entries of one key in some runs, newest first, and in what lies below them: an `EntryFinder`.
+    """Entries of one key in some runs, newest first, and in a finder below them: an `EntryFinder`.
 
     Args:
-        runs: of each run its rows with the key's hash, without clear markers. What the key was cleared of is left out.
+        runs: for each run its rows with the key's hash, without clear markers. Cleared rows of the key are left out.
         key: columns of one row.
-        below: asked for what no run answers; None if there is nothing older.
+        below: called for entries that no run answers; None if nothing is older.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class FoundInRuns:
 
 
 class _Run:
-    """The rows of one run that have the key's hash: of it, and of keys whose hash is the same."""
+    """The rows of one run that have the key's hash: rows of the key, and of other keys with the same hash."""
 
     __slots__ = ("_cells", "_columns", "_deleted", "_entries", "_key", "_now_ms", "_times", "_view")
 
     def __init__(
         self, schema: StateSchema, rows: pa.RecordBatch, key: Sequence[pa.Array], view: EntryView, now_ms: int
     ) -> None:
-        self._entries = entries_of(rows).data  # numbers of Python's own, where numpy would make objects of its own
+        self._entries = entries_of(rows).data  # gives Python numbers; numpy would make its own objects
         self._deleted = rows.column(1)
         self._times = schema.times_of(rows) if schema.time == "expires" else None
         self._columns = schema.keys_of(rows)
@@ -93,7 +93,7 @@ class _Run:
 
 
 def _cell_of(column: pa.Array) -> Callable[[int], Any]:
-    """From a row's number to its value in a column."""
+    """Return a function from a row's number to its value in a column."""
     numbers = plain_numbers(column)
     if numbers is not None:
         number: Callable[[int], Any] = numbers.item

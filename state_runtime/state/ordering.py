@@ -11,17 +11,17 @@ __all__ = ["stable_order"]
 
 
 def stable_order(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The stable permutation that sorts 64-bit integers in no order that is known.
+    """Return the stable permutation that sorts 64-bit integers of unknown order.
 
-    The upper bits of a number, above the least of all, and its place are sorted as one number, which numpy does with
-    vector instructions: a fifth of the time of its stable sort of places, and a half of its unstable one. If there is
-    no room for the lower bits beside the place, they nearly always do not matter (of hashes they decide once in
-    thousands of batches); else the stable sort is taken after all.
+    The upper bits of a number, above the minimum, and its place are sorted as one number, which numpy does with vector
+    instructions: in a fifth of the time of its stable sort of places, and half of its unstable one. If the lower bits
+    do not fit beside the place, they nearly always do not matter (for hashes they decide once in thousands of batches).
+    If they do matter, the stable sort is used.
     """
     count = len(numbers)
     if count < 2:
         return np.arange(count, dtype=np.int64)
-    # The difference of two 64-bit integers fits an unsigned one, whatever sign they have.
+    # The difference of two 64-bit integers fits an unsigned one, whether they are signed or not.
     least = numbers.min()
     packed = numbers.view(np.uint64) - np.asarray(least).view(np.uint64)
     bits = (int(numbers.max()) - int(least)).bit_length()

@@ -1,4 +1,4 @@
-"""The files of runs in memory, and look-up in one of them: what `OpenVersion` is put together from; pure."""
+"""The files of runs in memory, and look-up in one of them: the parts of `OpenVersion`; pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from state_runtime.state.table import (
 
 __all__ = ["Asked", "Piece", "RunData", "Wanted", "due_order_of", "rows_of_piece"]
 
-# A piece is marked before it is searched for so many rows and more, if it has up to so many times as many.
+# A piece is marked before a search for at least the first number of rows, if it has at most the second number times as
+# many rows.
 _MARKED_MIN, _MARKED_ROWS_MAX = 1 << 10, 3
-# Of eight to sixteen places one is marked: so many of the rows that are not there are searched all the same.
+# One of eight to sixteen places is marked: the same share of absent rows is searched although it is not there.
 _PLACES_PER_ROW = 8
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, and without a pattern: 2^64 by the golden ratio
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, and without a pattern: 2^64 divided by the golden ratio
 
 
 class RunData:
@@ -46,7 +47,7 @@ class RunData:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether the index by time is there already."""
+        """Whether the index by time exists already."""
         return self._due_order is not None or "due_order" in self.__dict__
 
     @cached_property
@@ -57,7 +58,7 @@ class RunData:
 
     @cached_property
     def has_clear_markers(self) -> bool:
-        """Whether some key was cleared here; for the entries layout only."""
+        """Whether a key was cleared here; for the entries layout only."""
         return bool(np.any(entries_of(self.batch) == CLEAR_MARKER))
 
     @cached_property
@@ -67,7 +68,7 @@ class RunData:
 
 
 def rows_of_piece(batch: pa.RecordBatch, run: Run, file: RunFile) -> tuple[int, int]:
-    """Which rows of a run's file count: from a position up to, without, another."""
+    """Return which rows of a run's file count: from a position up to (without) another."""
     low, hashes = max(run.low, file.low), hashes_of(batch)
     first = int(np.searchsorted(hashes, np.uint64(low), side="left")) if low else 0
     end = int(np.searchsorted(hashes, np.uint64(file.high), side="right")) if file.high < HASH_MAX else len(hashes)
@@ -75,7 +76,7 @@ def rows_of_piece(batch: pa.RecordBatch, run: Run, file: RunFile) -> tuple[int, 
 
 
 def due_order_of(batch: pa.RecordBatch) -> pa.Array:
-    """The index by time of a batch of a state with `due`: positions in order of due, the rest of the column is null."""
+    """Return the index by time of a batch with `due`: positions in order of due; the rest of the column is null."""
     times = batch.column(batch.num_columns - 1)
     at = np.flatnonzero(_is_due(times, batch.column(1)))
     # Stable: rows of one time stay in order of (hash, entry).
@@ -86,7 +87,7 @@ def due_order_of(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _is_due(times: pa.Array, deleted: pa.Array) -> Mask:
-    """Which rows are ever due."""
+    """Return which rows are ever due."""
     due: Mask = pc.and_not(times.is_valid(), deleted).to_numpy(zero_copy_only=False)
     return due
 
@@ -106,7 +107,7 @@ class Wanted:
         return identities_of(self.hashes, self.entries)
 
     def take(self, rows: Positions) -> Wanted:
-        """Some of them, in order."""
+        """Return some of the rows, in order."""
         if len(rows) == len(self.hashes):
             return self
         picked = pa.array(rows)
@@ -119,15 +120,15 @@ class Wanted:
 
 
 def identities_of(hashes: Hashes, entries: Hashes | None) -> Hashes:
-    """Of each row a number that is spread over 64 bits and depends on its hash and entry."""
+    """Return for each row a number that is spread over 64 bits and depends on its hash and entry."""
     return (hashes if entries is None else hashes ^ (entries * _SPREAD)) * _SPREAD
 
 
 class Marks:
-    """Which rows may be in a batch: a table with a mark for each row that is, by the upper bits of its identity.
+    """Which rows may be in a batch: a table with a mark for each row in it, by the upper bits of its identity.
 
-    Newer runs have few of the rows that are wanted, and to find out that one is not there takes a search as long as to
-    find one. Marks say it of nearly all, in a fraction of the time.
+    Newer runs have few of the wanted rows. A search for an absent row takes as long as one for a row that is there.
+    Marks exclude nearly all absent rows, in a fraction of the time.
     """
 
     def __init__(self, identities: Hashes) -> None:
@@ -137,7 +138,7 @@ class Marks:
         self._marks[self._places(identities)] = True
 
     def may_have(self, identities: Hashes) -> Mask:
-        """Of each wanted row whether it may be there; false is certain."""
+        """Return for each wanted row whether it may be there; false is certain."""
         marked: Mask = self._marks[self._places(identities)]
         return marked
 
@@ -148,12 +149,12 @@ class Marks:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one piece says of the rows that it was asked for.
+    """The answer of one piece to a look-up of rows.
 
     Attributes:
-        found: numbers of those that it has, ascending.
-        at: where it has each of them.
-        answered: numbers of those for which the search is over, because they were found or their key was cleared.
+        found: numbers of the rows that it has, ascending.
+        at: the position of each of them.
+        answered: numbers of the rows whose search is over, because they were found or their key was cleared.
     """
 
     found: Positions
@@ -167,8 +168,8 @@ class Piece:
 
     Attributes:
         age: of the run; the newest has the lowest.
-        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on. (What lies
-            behind it belongs to another shard, see `RunFile`.)
+        batch: the rows that no merge has moved, a slice of `data.batch` from position `first` on. (Rows behind it
+            belong to another shard, see `RunFile`.)
         taken_ms: rows due by then were handled by an earlier epoch.
     """
 
@@ -184,7 +185,7 @@ class Piece:
         return hashes[0], hashes[-1]
 
     def inside(self, hashes: Hashes) -> slice:
-        """Which of some sorted hashes lie in the piece's range: pieces of one run have neighbouring ranges."""
+        """Return which of some sorted hashes are in the piece's range: pieces of one run have neighbouring ranges."""
         low, high = self.hash_range
         return slice(int(np.searchsorted(hashes, low, side="left")), int(np.searchsorted(hashes, high, side="right")))
 
@@ -218,7 +219,7 @@ class Piece:
         return Asked(found, at, found if len(cleared) == 0 else np.union1d(found, cleared))
 
     def _worth_marking(self, schema: StateSchema, asked: int) -> bool:
-        """Whether marks spare more than they cost; where keys are cleared, a mark of a row does not say it all."""
+        """Return whether marks save more than they cost. If keys were cleared, marks of rows are not enough."""
         if asked < _MARKED_MIN or self.batch.num_rows > _MARKED_ROWS_MAX * asked:
             return False
         return schema.entries is None or not self.data.has_clear_markers
@@ -229,19 +230,19 @@ class Piece:
         return Marks(identities_of(hashes_of(self.batch), entries))
 
     def due_between(self, after_ms: int | None, through_ms: int) -> slice:
-        """The places in the index by time with `after_ms < due <= through_ms`; a binary search."""
+        """Return the places in the index by time with `after_ms < due <= through_ms`; a binary search."""
         order, due = self.data.due_order, self.data.due
         start = 0 if after_ms is None else bisect_right(order, after_ms, key=lambda at: due[at])
         return slice(start, bisect_right(order, through_ms, lo=start, key=lambda at: due[at]))
 
     def rows_at(self, places: slice) -> pa.RecordBatch:
-        """The rows at places of the index, in their order in the batch; without those that a merge has taken away."""
+        """Return the rows at places of the index, in their order in the batch, without those that a merge has moved."""
         at = np.sort(self.data.due_order[places])
         inside = slice(int(np.searchsorted(at, self.first)), int(np.searchsorted(at, self.first + self.batch.num_rows)))
         return self.data.batch.take(pa.array(at[inside]))
 
     def earliest_due(self) -> int | None:
-        """The least due of the rows, without the index; None if none is ever due."""
+        """Return the least due of the rows, without the index; None if no row is ever due."""
         times = self.batch.column(self.batch.num_columns - 1)
         due = int64_values(times)[_is_due(times, self.batch.column(1))]
         return int(due.min()) if len(due) else None

@@ -5,16 +5,16 @@
             version.json    the version's files with size and digest, its parent, its states
             db/             a RocksDB database: CURRENT, MANIFEST, *.sst
 
-For states that are much larger than what an epoch touches, and that do not fit the page cache: a look-up reads a few
-blocks, an epoch writes what it changed and a share of compaction. The Arrow backend (state/local.py) is quicker where
-most of the state is in memory. Both promise the same (state/backend.py) and exchange Arrow batches with the rest.
+For states that are much larger than an epoch's accesses, and that do not fit the page cache: a look-up reads a few
+blocks, an epoch writes its changes and a share of compaction. The Arrow backend (state/local.py) is quicker if most of
+the state is in memory. Both give the same guarantees (state/backend.py) and exchange Arrow batches with the rest.
 
 A version never changes. The next one begins as hard links to its table files, which RocksDB never alters, and copies of
-the two small files that it does; it is opened, changed, flushed, compacted, closed, described and renamed to its final
-name. A crash leaves a folder under another name.
+the two small files that RocksDB does alter. It is opened, changed, flushed, compacted, closed, described and renamed to
+its final name. A crash leaves a folder under another name.
 
-How rows become keys and values is said in state/rocksdb_codec.py. Rows that have expired are
-hidden from readers, and removed by a sweep over a bounded number of rows per epoch.
+state/rocksdb_codec.py defines how rows become keys and values. Expired rows are hidden from readers, and removed by a
+sweep over a bounded number of rows per epoch.
 """
 
 from __future__ import annotations
@@ -77,22 +77,22 @@ __all__ = ["RocksShard"]
 
 _FOLDER = re.compile(r"([0-9a-f]{16})\.rocksdb\Z")
 _SCRATCH = re.compile(r"\.new-[0-9a-f]{16}(?:-[0-9]+)?\Z")
-# rocksdict notes raw mode here, and writes the same again, in place, whenever a database is opened: another attempt may
-# see any beginning of it. Other text could change how keys are read.
+# rocksdict notes raw mode here, and rewrites the same text in place whenever a database is opened: another attempt may
+# see any prefix of it. Other text could change how keys are read.
 _CONFIG = "rocksdict-config.json"
 _DESCRIPTION = "version.json"
 _DESCRIPTION_BYTES_MAX = 1 << 22
-_SWEEP_ROWS_MIN = 4096  # rows looked over per epoch for expired ones: a millisecond or two
+_SWEEP_ROWS_MIN = 4096  # rows that are checked for expiry per epoch: a millisecond or two
 
 
 class RocksShard:
     """The versions of one shard of one operator: a `ShardStore`.
 
     Several attempts of a task, also of different drivers, may use the folder at once: every version is written by one
-    attempt in a folder of its own, and `prune` only removes what is older, or what was abandoned an hour ago.
+    attempt in a separate folder, and `prune` only removes older versions, or those that were abandoned an hour ago.
     """
 
-    adopts_several = False  # two databases cannot be put into one
+    adopts_several = False  # two databases cannot be combined
     lays_below = False
 
     def __init__(self, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP) -> None:
@@ -118,7 +118,7 @@ class RocksShard:
         return RocksReader(open_read_only(folder), folder, replace(described, states=states), self._schemas, now_ms)
 
     def tidied(self, version: str, base: StateReader, *, now_ms: int, runs_max: int) -> StateReader:
-        """RocksDB compacts when a version is written: see `ShardStore.tidied`."""
+        """Return the base: RocksDB compacts when a version is written; see `ShardStore.tidied`."""
         return base
 
     def write(
@@ -133,7 +133,7 @@ class RocksShard:
     ) -> None:
         """Apply an epoch's changes to a copy of `base`: see `ShardStore.write`.
 
-        Costs what is changed, a sweep of about twice as many rows for expired ones, and a share of compaction.
+        It costs the changes, a sweep of about twice as many rows for expired ones, and a share of compaction.
         """
         if not isinstance(base, RocksReader):
             raise TypeError(f"a version follows one that this backend opened, not a {type(base).__name__}")
@@ -177,10 +177,10 @@ class RocksShard:
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> RocksReader:
-        """A new database, or one that begins with another's tables: see `ShardStore.write_restored`.
+        """Write a new database, or one that begins with another's tables: see `ShardStore.write_restored`.
 
-        What the other holds outside of the ranges is removed, a range at a time. Without another, what is removed or
-        has expired is not written.
+        Rows of the other outside of the ranges are removed, a range at a time. Without another, removed and expired
+        rows are not written.
         """
         bases = [(a, self._opened(a, now_ms)) for a in adopted]
         check(len(bases) <= 1, f"{len(bases)} databases cannot be put into one")
@@ -295,8 +295,8 @@ class RocksShard:
 
     @contextmanager
     def _scratch(self, version: str) -> Iterator[Path]:
-        """A private folder that `_publish` renames; removed if that does not happen."""
-        # The shard's own folder too: the other backend would find it open to others, and refuse it for good.
+        """Yield a private folder that `_publish` renames; removed if that does not happen."""
+        # The shard's own folder too must be private: the other backend would refuse it if others could enter it.
         self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         make_private_folder(self._folder)
         scratch = self._folder / f".new-{version}"
@@ -306,7 +306,7 @@ class RocksShard:
             with writing(scratch):
                 yield scratch
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)  # whatever stays is removed by `prune` an hour later
+            shutil.rmtree(scratch, ignore_errors=True)  # remaining files are removed by `prune` an hour later
             raise
 
     def _publish(self, scratch: Path, described: RocksVersion, base: Path | None) -> None:
@@ -318,7 +318,7 @@ class RocksShard:
 
 
 def _check_files(folder: Path, described: RocksVersion, *, verify: bool) -> None:
-    """The folder holds a version's files and no others: RocksDB would also replay a log that somebody put there."""
+    """Check that the folder holds a version's files and no others: RocksDB would also replay a log placed there."""
     names = set(os.listdir(folder))
     if names - {_CONFIG} != {file.name for file in described.files}:
         raise ValueError("the folder of the database has other files than the version names")
@@ -329,7 +329,7 @@ def _check_files(folder: Path, described: RocksVersion, *, verify: bool) -> None
         status = (folder / file.name).lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
             raise ValueError(f"{file.name} is not a file of {file.bytes} bytes")
-        # Tables have checksums of their own; the small files decide which tables count, and cost nothing.
+        # Tables have their own checksums; the small files decide which tables count, and cost nothing to check.
         if (verify or not file.name.endswith(".sst")) and digest_of_file(folder / file.name) != file.digest:
             raise ValueError(f"{file.name} was altered: it has another digest")
 
@@ -343,7 +343,8 @@ def _link(base: Path, target: Path, files: Sequence[RocksFile]) -> None:
 
 
 def _describe_files(folder: Path, base: Path | None, known: Sequence[RocksFile]) -> tuple[RocksFile, ...]:
-    """The files of a closed database. What only an open one needs is removed; linked tables keep their digest."""
+    """Describe the files of a closed database. Files that only an open one needs are removed; linked tables keep their
+    digest."""
     digests = {file.name: file.digest for file in known}
     files = []
     for name in sorted(os.listdir(folder)):
@@ -361,4 +362,4 @@ def _remove_folder(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        return  # another attempt is removing it too; what both leave, the next `prune` removes
+        return  # another attempt is removing it too; the next `prune` removes the rest

@@ -5,10 +5,10 @@ Keys, big-endian, so that a scan is in order:
     rows     2·state, key hash (8), length of the key (4), key, and in the entries layout: entry (8), entry columns
     by time  2·state + 1, due (8, sign bit flipped), and the row's key from its hash on; no value
 
-Key and entry columns are rows of `RowCodec` in canonical form: equal keys have equal bytes, so keys whose hashes
-collide are told apart by RocksDB itself, and no key's rows begin with another key. A value is a row of the time, if the
-state has one, and the value columns. An entry of the index by time is only believed if the row says so too: a row that
-is overwritten or removed leaves its entry behind, until the time has come.
+Key and entry columns are rows of `RowCodec` in canonical form. Equal keys have equal bytes, so RocksDB itself separates
+keys whose hashes collide, and no key's rows begin with another key. A value is a row of the time, if the state has one,
+and the value columns. An entry of the index by time counts only if the row has the same time: an overwritten or removed
+row leaves its entry behind, until the time has come.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from state_runtime.state.table import HASH_MAX, Hashes, Positions, StateSchema
 __all__ = ["STATES_MAX", "StateCodec", "first_after"]
 
 STATES_MAX = 1 << 14
-"""Of one shard: a state's number takes 15 bits of a key, and the largest is never given."""
+"""States of one shard: a state's number takes 15 bits of a key, and the largest is never given."""
 
 _PLACE_HASH, _PLACE_LENGTH, _PLACE_KEY = 2, 10, 14  # in a row's key
 _PLACE_ROW = 10  # in an entry of the index by time
@@ -55,14 +55,14 @@ class StateCodec:
         self.values = RowCodec([*times, *(f.type for f in schema.values)])
 
     def hash_prefixes(self, hashes: Hashes) -> pa.Array:
-        """What the rows of some hashes begin with."""
+        """Return the prefixes of the rows of some hashes."""
         head = np.empty((len(hashes), _PLACE_LENGTH), dtype=np.uint8)
         head[:, :_PLACE_HASH] = np.frombuffer(self.row_prefix, dtype=np.uint8)
         head[:, _PLACE_HASH:] = _big_endian(hashes)
         return binary_of_bytes(head)
 
     def key_prefixes(self, hashes: Hashes, keys: Sequence[pa.Array]) -> pa.Array:
-        """What the rows of some keys begin with, and no other key's."""
+        """Return the prefixes of the rows of some keys, which rows of no other key have."""
         encoded = self._keys.encode(keys, len(hashes))
         lengths = np.array(encoded.buffers()[1]).view(np.int64) if len(hashes) else np.zeros(1, dtype=np.int64)
         head = np.diff(lengths[encoded.offset : encoded.offset + len(hashes) + 1]).astype(">u4")
@@ -77,7 +77,7 @@ class StateCodec:
         entries: Hashes | None = None,
         entry_columns: Sequence[pa.Array] = (),
     ) -> pa.Array:
-        """The keys under which rows are stored."""
+        """Return the keys under which rows are stored."""
         prefixes = self.key_prefixes(hashes, keys)
         if entries is None:
             return prefixes
@@ -85,30 +85,30 @@ class StateCodec:
         return join_binary(prefixes, binary_of_bytes(_big_endian(entries)), encoded)
 
     def range_bounds(self, low: int, high: int) -> tuple[bytes, bytes]:
-        """Where the rows in a closed range of hashes begin and end."""
+        """Return where the rows in a closed range of hashes begin and end."""
         end = self.row_prefix + (high + 1).to_bytes(8, "big") if high < HASH_MAX else first_after(self.row_prefix)
         return self.row_prefix + low.to_bytes(8, "big"), end
 
     def due_times(self, index: pa.Array) -> Positions:
-        """The times of entries of the index by time."""
+        """Return the times of entries of the index by time."""
         return (numbers_of_rows(index, _PLACE_HASH, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
 
     def row_keys_of(self, index: pa.Array) -> pa.Array:
-        """The rows' keys behind entries of the index by time."""
+        """Return the rows' keys in entries of the index by time."""
         rows = pieces_of_rows(index, _PLACE_ROW)
         return join_binary(_repeated(self.row_prefix, len(rows)), rows)
 
     def due_keys(self, due: Positions, row_keys: pa.Array) -> pa.Array:
-        """The entries of the index by time for some rows."""
+        """Return the entries of the index by time for some rows."""
         times = binary_of_bytes(_big_endian(due.view(np.uint64) ^ _SIGN))
         return join_binary(_repeated(self.due_prefix, len(due)), times, pieces_of_rows(row_keys, _PLACE_HASH))
 
     def due_bound(self, through_ms: int) -> bytes:
-        """Where the entries of the index by time that are due by then end."""
+        """Return where the entries of the index by time that are due by then end."""
         return first_after(self.due_prefix + (through_ms + (1 << 63)).to_bytes(8, "big"))
 
     def batch(self, rows: pa.Array, values: pa.Array) -> pa.RecordBatch:
-        """Stored rows as a batch, in the order given.
+        """Return stored rows as a batch, in the order given.
 
         Raises:
             ValueError: not rows of this state.
@@ -127,7 +127,7 @@ class StateCodec:
 
 
 def first_after(prefix: bytes) -> bytes:
-    """The first key that is above every key with a prefix. There is one: no state has the largest number."""
+    """Return the first key above every key with a prefix. It exists: no state has the largest number."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 

@@ -1,4 +1,4 @@
-"""Opening RocksDB's databases: options, errors, and how what was written gets to the disk."""
+"""Opening RocksDB's databases: options, errors, and how data is written to the disk."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _MARKS = "marks"  # a column family, see `settle`
 
 
 def open_read_only(folder: Path) -> Rdict:
-    """A version's database, for reading; closed when nobody has it any more. Raises LocalCopyUnusable."""
-    # Not kept open for the next epoch: whatever changes a shard makes another version, so only an unchanged one would
-    # be opened again. And the next task may run in another process, whose `prune` cannot close what this one has open:
-    # removed tables would go on taking up disk that nobody counts.
+    """Open a version's database for reading; closed when its last reader is gone. Raises LocalCopyUnusable."""
+    # Not kept open for the next epoch: every change of a shard makes another version, so only an unchanged one would be
+    # opened again. And the next task may run in another process, whose `prune` cannot close databases of this one:
+    # removed tables would continue to use disk that is not counted.
     with reading(folder):
         return Rdict(str(folder), _options(), access_type=AccessType.read_only())
 
 
 def settle(db: Rdict) -> None:
-    """Write out what is in memory, and wait for the compaction that is under way.
+    """Write the memory out, and wait for the compaction under way.
 
-    Closing a database cancels its compactions, so that one which takes longer than an epoch would never end. A manual
-    compaction is exclusive: it begins when those under way have ended, and none begins before it. That of a family
-    which holds one key does nothing else.
+    Closing a database cancels its compactions, so a compaction that takes longer than an epoch would never end. A
+    manual compaction is exclusive: it begins when those under way have ended, and none begins before it. A manual
+    compaction of a family that holds one key does nothing else.
     """
     db.flush()
     marks = db.get_column_family(_MARKS)
@@ -54,19 +54,19 @@ def settle(db: Rdict) -> None:
 
 @lru_cache(maxsize=1)
 def block_cache(process_id: int) -> Cache:
-    """The blocks that all databases of a process have read.
+    """Return the cache of the blocks that all databases of a process have read.
 
-    RocksDB knows a block by the identity that its table was given when it was written, which a hard link keeps: what
-    one version has read is at hand for the next one. A block's checksum is compared when it comes from the disk.
+    RocksDB identifies a block by the identity that its table got when it was written, which a hard link keeps: blocks
+    that one version has read are cached for the next one. A block's checksum is compared when it comes from the disk.
 
     Args:
-        process_id: of the caller: a forked process does not use its parent's cache, which may be locked for ever.
+        process_id: of the caller: a forked process does not use its parent's cache, which may stay locked.
     """
     return Cache(_BLOCK_CACHE_BYTES)
 
 
 def _options(runs_max: int = 4) -> Options:
-    """Raw mode: bytes only. Without it, rocksdict would load pickles."""
+    """Return options for raw mode: bytes only. Without it, rocksdict would load pickles."""
     options = Options(raw_mode=True)
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(_BLOOM_BITS, False)
@@ -81,7 +81,7 @@ def _options(runs_max: int = 4) -> Options:
 
 
 def unlogged() -> WriteOptions:
-    """Without a write-ahead log: a version that was not finished is thrown away."""
+    """Return options without a write-ahead log: an unfinished version is thrown away."""
     options = WriteOptions()
     options.disable_wal = True  # type: ignore[assignment, method-assign]  # a property; rocksdict's stub says method
     return options
@@ -99,7 +99,7 @@ def database(folder: Path, runs_max: int) -> Iterator[Rdict]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """RocksDB's errors, and of what does not add up, as LocalCopyUnusable."""
+    """Raise RocksDB's errors, and errors of inconsistent data, as LocalCopyUnusable."""
     try:
         yield
     except Exception as error:
@@ -110,7 +110,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """RocksDB's errors, and of a base that cannot be read, as OSError."""
+    """Raise RocksDB's errors, and errors of a base that cannot be read, as OSError."""
     try:
         yield
     except Exception as error:
@@ -120,5 +120,5 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def _is_of_the_database(error: Exception) -> bool:
-    # rocksdict raises what RocksDB reports as plain exceptions.
+    # rocksdict raises RocksDB's errors as plain exceptions.
     return type(error) is Exception or isinstance(error, DbClosedError)

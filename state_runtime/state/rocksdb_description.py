@@ -1,4 +1,4 @@
-"""What the RocksDB backend writes of a version: the database's files and the states in it, as JSON."""
+"""The RocksDB backend's description of a version: the database's files and the states in it, as JSON."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class RocksState:
     """One state of a version.
 
     Attributes:
-        number: what its keys begin with; never given to another state of the shard.
-        columns: its Arrow schema as text: another one is another state.
-        cursor: where the sweep for expired rows goes on, a key in hexadecimal; "" is the beginning.
+        number: prefix of its keys; never given to another state of the shard.
+        columns: its Arrow schema as text: another schema is another state.
+        cursor: where the sweep for expired rows continues, a key in hexadecimal; "" is the beginning.
     """
 
     number: int
@@ -52,10 +52,10 @@ class RocksState:
 
 @dataclass(frozen=True)
 class RocksVersion:
-    """What a version consists of; immutable. See `Stamp` and `StoredVersion` for the last three.
+    """The parts of a version; immutable. See `Stamp` and `StoredVersion` for the last three.
 
     Attributes:
-        config: what rocksdict noted beside the database when it was written.
+        config: rocksdict's note beside the database when it was written.
     """
 
     version: str
@@ -69,20 +69,20 @@ class RocksVersion:
 
 
 def is_database_file(name: str) -> bool:
-    """Whether a file's name is one of those that a closed database consists of."""
+    """Return whether a file name is one of those of a closed database."""
     return _DB_FILE.match(name) is not None
 
 
 def description_of(described: RocksVersion) -> str:
-    """The inverse of `parse_description`."""
+    """Encode a version: the inverse of `parse_description`."""
     return json.dumps({"format": _FORMAT, **fields_of(described)}, default=fields_of)
 
 
 def parse_description(body: bytes | str, version: str) -> RocksVersion:
-    """What a version consists of, from what `description_of` wrote.
+    """Parse a version that `description_of` wrote.
 
     Raises:
-        any of `local_files.UNREADABLE` but OSError: it cannot be read.
+        any of `sealed_files.UNREADABLE` but OSError: it cannot be read.
     """
     described = parsed_description(body, version, _FORMAT)
     files = tuple(RocksFile(str(f["name"]), int(f["bytes"]), str(f["digest"])) for f in described["files"])
@@ -109,10 +109,10 @@ def parse_description(body: bytes | str, version: str) -> RocksVersion:
 
 
 def with_new_states(stored: Mapping[str, RocksState], schemas: Mapping[str, StateSchema]) -> dict[str, RocksState]:
-    """A version's states and those that the operator has got since.
+    """Return a version's states and those that the operator got since.
 
     Raises:
-        ValueError: a state has other columns by now.
+        ValueError: a state has other columns now.
     """
     states = dict(stored)
     for name, schema in schemas.items():

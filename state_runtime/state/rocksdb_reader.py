@@ -1,4 +1,4 @@
-"""Reading a version in RocksDB: look-ups, scans, and what is due."""
+"""Reading a version in RocksDB: look-ups, scans, and due rows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class RocksReader:
     Every method may raise LocalCopyUnusable: RocksDB compares a block's checksum when it reads it.
 
     Attributes:
-        described: which version it is, with all states of the schemas.
+        described: the version, with all states of the schemas.
         folder: of the database.
-        codecs: per state how it is stored.
+        codecs: per state its codec.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class RocksReader:
     def entry_finder(
         self, state: str, key_hash: int, key: Sequence[pa.Array], view: Callable[[pa.RecordBatch], EntryView]
     ) -> EntryFinder:
-        """See `StateReader.entry_finder`. A look-up is a scan of the rows of one key and entry: one, unless map keys
-        share a hash."""
+        """See `StateReader.entry_finder`. A look-up scans the rows of one key and entry: one row, unless map keys share
+        a hash."""
         codec = self.codecs[state]
         (prefix,) = bytes_of_rows(codec.key_prefixes(np.array([key_hash], dtype=np.uint64), key))
 
@@ -111,7 +111,7 @@ class RocksReader:
             columns = codec.values.decode(stored.drop_null())
         at = np.cumsum(found) - 1
         if codec.schema.time:
-            # The time is stored first and answered last.
+            # The time is stored first and returned last.
             columns = [*columns[1:], columns[0]]
         if codec.schema.time == "expires":
             gone = np.flatnonzero(found)[expired(columns[-1], self._now_ms)]
@@ -120,11 +120,11 @@ class RocksReader:
         return found, [column.take(index) for column in columns]
 
     def _get(self, keys: list[bytes]) -> pa.Array:
-        wanted: list[Any] = keys  # of the types that rocksdict takes, one
+        wanted: list[Any] = keys  # one of the types that rocksdict accepts
         return pa.array(self._db.get(wanted) if keys else [], pa.large_binary())
 
     def entry_bounds(self, state: str, hashes: Hashes) -> Positions:
-        """See `StateReader.entry_bounds`: exact but for expired rows and keys that share a hash."""
+        """See `StateReader.entry_bounds`: exact except for expired rows and keys that share a hash."""
         codec = self.codecs[state]
         ends = self._scan_each(bytes_of_rows(codec.hash_prefixes(hashes)), [], None)
         counted = np.array([0, *ends], dtype=np.int64)
@@ -162,8 +162,7 @@ class RocksReader:
         return batch.take(pa.array(np.lexsort((_entries(batch, codec.schema), hashes_of(batch)))))
 
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
-        """See `StateReader.next_due`. Looks past rows that were removed since, but not past more than a few
-        thousand."""
+        """See `StateReader.next_due`. Skips rows that were removed since, but at most a few thousand."""
         codec = self.codecs[state]
         looked_at, last = 0, None
         start = codec.due_prefix if after_ms is None else codec.due_bound(after_ms)
@@ -181,7 +180,7 @@ class RocksReader:
         return concat(list(self.read_range(state, 0, HASH_MAX, _WHOLE_ROWS)), self._schemas[state].arrow)
 
     def read_range(self, state: str, low: int, high: int, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """The rows in a closed range of hashes, sorted by (hash, entry), so many at a time; expired ones are left out.
+        """Yield the live rows in a closed range of hashes, sorted by (hash, entry), `rows_max` at a time.
 
         Different keys of one hash are in order of their bytes, so their entries are sorted here: rows of one hash
         come together.
@@ -207,10 +206,10 @@ class RocksReader:
         return OpenVersion.on_top_of(self, changes, self._schemas, self._now_ms, due_taken)
 
     def sweep(self, state: str, cursor: str, rows_max: int, now_ms: int) -> tuple[list[bytes], str]:
-        """Look about `rows_max` rows over, from a cursor on.
+        """Check about `rows_max` rows, from a cursor on.
 
         Returns:
-            The keys of those that have expired, and the next cursor.
+            The keys of the expired rows, and the next cursor.
         """
         codec = self.codecs[state]
         start = max(bytes.fromhex(cursor), codec.row_prefix)
@@ -222,8 +221,8 @@ class RocksReader:
         return [], ""
 
     def _due_rows(self, codec: StateCodec, entries: list[bytes]) -> tuple[pa.RecordBatch, Positions]:
-        """The rows that some entries of the index by time stand for, if they are still due then; and all the entries'
-        times."""
+        """Return the rows of some entries of the index by time, if they are still due then; and the times of all the
+        entries."""
         with reading(self.folder):
             index = pa.array(entries, pa.large_binary())
             due = codec.due_times(index)
@@ -236,7 +235,7 @@ class RocksReader:
         return batch.filter(pa.array(still)), due
 
     def _batch(self, codec: StateCodec, stored: list[bytes], values: list[bytes]) -> tuple[pa.RecordBatch, Mask]:
-        """Stored rows as a batch of the live ones, and which those are."""
+        """Return stored rows as a batch of the live ones, and a mask of the live ones."""
         with reading(self.folder):
             batch = codec.batch(pa.array(stored, pa.large_binary()), pa.array(values, pa.large_binary()))
         if codec.schema.time != "expires":
@@ -245,10 +244,10 @@ class RocksReader:
         return batch.filter(pa.array(live)) if not bool(live.all()) else batch, live
 
     def _scan_each(self, prefixes: list[bytes], keys: list[bytes], values: list[bytes] | None) -> list[int]:
-        """Read all rows with some prefixes; appends to `keys` and `values`.
+        """Read all rows with some prefixes; append them to `keys` and `values`.
 
         Returns:
-            How many rows there are up to the end of each prefix.
+            The number of rows up to the end of each prefix.
         """
         ends, count = [], 0
         with reading(self.folder):
@@ -265,13 +264,13 @@ class RocksReader:
                         values.append(rows.value())
                     rows.next()
                 else:
-                    # At the end, or before a block that is damaged: only the status tells.
+                    # At the end, or before a damaged block: only the status shows which.
                     rows.status()
                 ends.append(count)
         return ends
 
     def _scan(self, start: bytes, end: bytes, rows_max: int | None) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values from `start` up to, without, `end`, so many at a time; never none."""
+        """Yield keys and values from `start` up to (without) `end`, `rows_max` at a time; never an empty part."""
         rows = self._db.iter()
         rows.seek(start)
         while True:

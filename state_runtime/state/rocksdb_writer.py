@@ -38,7 +38,7 @@ def apply_changes(db: Rdict, codec: StateCodec, changes: pa.RecordBatch) -> None
         live_keys = row_keys.filter(pa.array(~deleted))
         times = [schema.times_of(live)] if schema.time else []
         values = codec.values.encode([*times, *schema.values_of(live)], live.num_rows)
-        # The binding takes rows one by one, into a batch as into a table file; the batch goes to the database at once.
+        # The binding takes rows one by one, into a batch as into a table file; the batch is written at once.
         for key, value in zip(bytes_of_rows(live_keys), bytes_of_rows(values), strict=True):
             writes.put(key, value)
         if schema.time == "due":
@@ -51,8 +51,8 @@ def apply_changes(db: Rdict, codec: StateCodec, changes: pa.RecordBatch) -> None
 def keep_ranges(db: Rdict, codec: StateCodec, ranges: Sequence[tuple[int, int]]) -> None:
     """Remove the rows outside of some closed ranges of hashes, which are in order.
 
-    The index by time is in no order of hashes; of a row that is gone its entry is not believed, and goes when its time
-    has come.
+    The index by time is in no order of hashes. The entry of a removed row is ignored, and removed when its time has
+    come.
     """
     begin = codec.row_prefix
     for low, high in ranges:
@@ -76,5 +76,5 @@ def remove_keys(db: Rdict, keys: list[bytes]) -> None:
 
 
 def forget_due(db: Rdict, codec: StateCodec, through_ms: int) -> None:
-    """Take what was handled out of the index by time; the rows stay."""
+    """Remove handled entries from the index by time; the rows stay."""
     db.delete_range(codec.due_prefix, codec.due_bound(through_ms), unlogged())

@@ -3,15 +3,16 @@
 A row of some columns is
 
     nulls    one bit per column, 1 is null; a null's bytes below are zero
-    numbers  of each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4
-    bytes) bytes    of each column of no fixed width, one after the other
+    numbers  for each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4
+             bytes)
+    bytes    for each column without a fixed width, one after the other
 
     string, binary   the bytes themselves
     struct           a row of its fields
     list             number of elements (4 bytes), length of each (4 bytes), and each as a row of one column
     map              as a list of structs of key and value
 
-Nothing is read that does not add up: data from a disk is not believed.
+Inconsistent data is refused: data from a disk is not trusted.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class RowCodec:
 
     Args:
         types: of the columns.
-        canonical: equal keys get equal bytes, under Spark's grouping equality: -0.0 becomes 0.0, and every NaN the
-            same.
+        canonical: equal keys get equal bytes, under Spark's grouping equality: -0.0 becomes 0.0, and all NaNs become
+            the same.
 
     Raises:
         InvalidData: a type cannot be stored.
@@ -59,7 +60,7 @@ class RowCodec:
         self._fixed = int(ends[-1])
 
     def encode(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
-        """`count` rows as a large_binary array without nulls."""
+        """Encode `count` rows as a large_binary array without nulls."""
         matrix = np.zeros((count, self._fixed), dtype=np.uint8)
         blobs = []
         for number, (column, place) in enumerate(zip(columns, self._places, strict=True)):
@@ -80,11 +81,11 @@ class RowCodec:
         return join_binary(binary_of_bytes(matrix), *blobs)
 
     def decode(self, rows: pa.Array, first: int | None = None) -> list[pa.Array]:
-        """The columns of encoded rows.
+        """Decode the columns of encoded rows.
 
         Args:
             rows: large_binary without nulls.
-            first: only so many of the columns; those must have a fixed width.
+            first: number of leading columns to decode; those must have a fixed width. None: all columns.
 
         Raises:
             ValueError: not rows of these columns.
@@ -153,7 +154,7 @@ class RowCodec:
         validity = _validity(absent)
         if inner is None:
             plain = pa.Array.from_buffers(_BYTES, len(blob), [validity, *blob.buffers()[1:]])
-            # Casting to a string checks that it is one.
+            # Casting to a string checks that the bytes are one.
             return plain.cast(kind) if kind != _BYTES else plain
         if pa.types.is_struct(kind):
             return pa.Array.from_buffers(kind, len(blob), [validity], children=inner.decode(blob))
@@ -168,7 +169,7 @@ class RowCodec:
 
 
 def _width(kind: pa.DataType) -> int | None:
-    """Bytes of a type of fixed width; None for others."""
+    """Return the bytes of a type of fixed width; None for others."""
     if pa.types.is_null(kind):
         return 0
     if pa.types.is_boolean(kind):
@@ -195,8 +196,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _elements_of(column: pa.Array) -> tuple[Places, list[pa.Array]]:
-    """Of lists and maps how many elements each has, and all elements: one column, of maps one of keys and one of
-    values."""
+    """Return the number of elements of each list or map, and all elements as one column; for maps one column of keys
+    and one of values."""
     offset_type = np.int64 if pa.types.is_large_list(column.type) else np.int32
     ends = np.frombuffer(column.buffers()[1], dtype=offset_type) if len(column) else np.zeros(1, dtype=offset_type)
     places: Places = ends[column.offset : column.offset + len(column) + 1].astype(np.int64)
@@ -210,7 +211,7 @@ def _elements_of(column: pa.Array) -> tuple[Places, list[pa.Array]]:
 
 
 def _split_elements(blob: pa.Array) -> tuple[Places, pa.Array]:
-    """Of encoded lists how many elements each has, and all encoded elements."""
+    """Return the number of elements of each encoded list, and all encoded elements."""
     offsets, data = _offsets(blob), _data(blob)
     starts, ends = offsets[:-1], offsets[1:]
     # A null list was written as an empty one.
@@ -248,19 +249,19 @@ def _validity(absent: Mask) -> pa.Buffer | None:
 
 
 def join_binary(first: pa.Array, *others: Any) -> pa.Array:
-    """Row by row, the bytes of some large_binary arrays one after the other."""
+    """Join, row by row, the bytes of some large_binary arrays."""
     return pc.binary_join_element_wise(first, *others, _NO_BYTES) if others else first
 
 
 def binary_of_bytes(matrix: npt.NDArray[np.uint8]) -> pa.Array:
-    """A matrix of bytes as a large_binary array, one value per row."""
+    """Return a matrix of bytes as a large_binary array, one value per row."""
     count, width = matrix.shape
     ends = np.arange(count + 1, dtype=np.int64) * width
     return pa.Array.from_buffers(_BYTES, count, [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(matrix))])
 
 
 def bytes_of_rows(rows: pa.Array) -> list[bytes]:
-    """The values of a large_binary array without nulls, as Python's bytes."""
+    """Return the values of a large_binary array without nulls, as Python's bytes."""
     if len(rows) == 0:
         return []
     ends = _offsets(rows)
@@ -269,7 +270,7 @@ def bytes_of_rows(rows: pa.Array) -> list[bytes]:
 
 
 def numbers_of_rows(rows: pa.Array, place: int | Places, layout: str) -> npt.NDArray[Any]:
-    """Of each value of a large_binary array the number that lies at `place` in it, of a numpy type such as `>u8`.
+    """Return the number at `place` of each value of a large_binary array, of a numpy type such as `>u8`.
 
     Raises:
         ValueError: a value is shorter.
@@ -281,7 +282,7 @@ def numbers_of_rows(rows: pa.Array, place: int | Places, layout: str) -> npt.NDA
 
 
 def pieces_of_rows(rows: pa.Array, place: int | Places, lengths: Places | None = None) -> pa.Array:
-    """Of each value of a large_binary array so many bytes from `place` on; without `lengths` all that is left.
+    """Return, of each value of a large_binary array, `lengths` bytes from `place` on; without `lengths` all bytes left.
 
     Raises:
         ValueError: a value is shorter.
@@ -295,7 +296,7 @@ def pieces_of_rows(rows: pa.Array, place: int | Places, lengths: Places | None =
 
 
 def _slices_of_rows(rows: pa.Array, starts: Places, lengths: Places) -> pa.Array:
-    """A piece of each value of a large_binary array.
+    """Return a piece of each value of a large_binary array.
 
     Args:
         starts: counted from the array's first byte; ascending, and the pieces do not overlap.
@@ -303,7 +304,7 @@ def _slices_of_rows(rows: pa.Array, starts: Places, lengths: Places) -> pa.Array
     count = len(starts)
     if count == 0:
         return pa.array([], _BYTES)
-    # Every second value of an array over the same bytes is a piece, the others are what lies between.
+    # Every second value of an array over the same bytes is a piece, the others are the bytes between.
     ends = np.empty(2 * count, dtype=np.int64)
     ends[::2], ends[1::2] = starts, starts + lengths
     between = pa.Array.from_buffers(_BYTES, 2 * count - 1, [None, pa.py_buffer(ends), rows.buffers()[2]])
@@ -323,7 +324,7 @@ def _data(rows: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _words(data: npt.NDArray[np.uint8], places: Places, layout: str) -> npt.NDArray[Any]:
-    """Words that begin anywhere: a view with one at every byte."""
+    """Return words that begin anywhere: a view with one at every byte."""
     size = np.dtype(layout).itemsize
     if len(places) == 0:
         return np.empty(0, dtype=layout)
@@ -331,6 +332,6 @@ def _words(data: npt.NDArray[np.uint8], places: Places, layout: str) -> npt.NDAr
 
 
 def _ranges(starts: Places, counts: Places, step: int) -> Places:
-    """Of each start so many places, `step` apart."""
+    """Return, for each start, `counts` places, `step` apart."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - step * before, counts) + step * np.arange(int(counts.sum()), dtype=np.int64)

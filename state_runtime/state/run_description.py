@@ -1,4 +1,4 @@
-"""What the Arrow backend writes of a version: its states' runs and merges, as JSON."""
+"""The Arrow backend's description of a version: its states' runs and merges, as JSON."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _RUN_NAME = re.compile(r"[0-9a-f]{16}-[0-9]{1,4}\.arrow\Z")
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a file's name is one that this backend gives: of a version's id and a number."""
+    """Return whether a file name is one that this backend gives: a version's id and a number."""
     return _RUN_NAME.match(name) is not None
 
 
 def description_of(described: Version) -> str:
-    """The inverse of `parse_description`."""
+    """Encode a version: the inverse of `parse_description`."""
     return json.dumps({"format": _FORMAT, **fields_of(described)}, default=fields_of)
 
 
 def parse_description(body: bytes | str, version: str) -> Version:
-    """What a version consists of, from what the backend wrote of it.
+    """Parse a version that the backend wrote.
 
     Raises:
-        any of `local_files.UNREADABLE` but OSError: it cannot be read.
+        any of `sealed_files.UNREADABLE` but OSError: it cannot be read.
     """
     described = parsed_description(body, version, _FORMAT)
     states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}
@@ -57,8 +57,11 @@ def parse_description(body: bytes | str, version: str) -> Version:
 
 
 def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
-    """The files and the description of a version that was never on a disk: per state one run (`encode_run`), and its
-    rows."""
+    """Return the files and the description of a version that was never on a disk.
+
+    Args:
+        runs: per state one run (`encode_run`), and its rows.
+    """
     layouts: dict[str, Layout] = {}
     files = []
     for number, (state, (body, rows)) in enumerate(runs.items()):

@@ -23,7 +23,7 @@ def write_run(path: Path, batch: pa.RecordBatch, schema: StateSchema, *, digest:
     """Write a sorted batch, which is not empty, as a new file.
 
     Args:
-        digest: take the SHA-256 on the way: the file will be stored elsewhere, under its digest.
+        digest: compute the SHA-256 while writing: the file will be stored elsewhere, under its digest.
     """
     order = due_order_of(batch) if schema.time == "due" else None
     data = RunData(batch, order)
@@ -47,14 +47,14 @@ def write_run(path: Path, batch: pa.RecordBatch, schema: StateSchema, *, digest:
 
 
 def encode_run(batch: pa.RecordBatch, schema: StateSchema) -> pa.Buffer:
-    """The bytes of a run's file."""
+    """Return the bytes of a run's file."""
     if schema.time == "due":
         batch = pa.RecordBatch.from_arrays([*batch.columns, due_order_of(batch)], schema=_stored_schema(schema))
     return _encoded(batch)
 
 
 def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
-    # Counted first: a buffer that grows is copied each time.
+    # The size is counted first: a buffer that grows is copied each time.
     counted = pa.MockOutputStream()
     with pa.ipc.new_file(counted, batch.schema) as writer:
         writer.write_batch(batch)
@@ -65,7 +65,7 @@ def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def read_run(source: pa.NativeFile | pa.Buffer, run: RunFile, schema: StateSchema) -> RunData:
-    """The inverse of `encode_run`; the digest was compared before.
+    """Decode a run: the inverse of `encode_run`; the digest was compared before.
 
     Raises:
         ValueError, pyarrow.ArrowException: not such a file.
@@ -82,14 +82,14 @@ def read_run(source: pa.NativeFile | pa.Buffer, run: RunFile, schema: StateSchem
 
 
 def is_unaltered(body: pa.Buffer, file: RunFile) -> bool:
-    """Whether these bytes are those that were written."""
+    """Return whether these bytes are those that were written."""
     if file.check:
         return bool(xxhash.xxh3_128_hexdigest(body) == file.check)
     return hashlib.sha256(body).hexdigest() == file.digest
 
 
 class _HashedFile:
-    """A file that is written once, and what was written: nothing is copied on the way."""
+    """A file that is written once, with the check values of its bytes: nothing is copied on the way."""
 
     def __init__(self, file: BinaryIO, digest: bool) -> None:
         self._file = file
@@ -107,10 +107,10 @@ class _HashedFile:
         return size
 
     def flush(self) -> None:
-        """The owner of the file does it."""
+        """Do nothing: the owner of the file flushes it."""
 
     def close(self) -> None:
-        """The owner of the file does it."""
+        """Only mark this object as closed: the owner of the file closes it."""
         self.closed = True
 
     @property
@@ -123,5 +123,5 @@ class _HashedFile:
 
 
 def _stored_schema(schema: StateSchema) -> pa.Schema:
-    """The columns of a local file."""
+    """Return the columns of a local file."""
     return schema.arrow.append(pa.field(_DUE_ORDER, pa.int64())) if schema.time == "due" else schema.arrow

@@ -1,8 +1,8 @@
-"""Files on the host's disk that hold state: what both backends, and restores, do alike with them.
+"""Files on the host's disk that hold state: the common operations of both backends, and of restores.
 
-They lie in folders that nobody else may enter, are made with mode 0600 under a name that is not there yet, and are read
-without following a link: another user of the host must neither read state nor put any in our way. What a version says
-of itself is a JSON text behind a line with its SHA-256, so that no flipped bit of it is believed.
+They are stored in folders that no other user may enter, are made with mode 0600 under a name that does not exist yet,
+and are read without following a link: another user of the host must neither read state nor place files here. The
+description of a version is a JSON text after a line with its SHA-256, so that no flipped bit of it is trusted.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
     "write_private_file",
 ]
 
-# Files that no version names are leavings of a killed attempt; a live attempt needs its files for minutes at most.
+# Files that no version names were left by a killed attempt; a live attempt needs its files for minutes at most.
 _ABANDONED_AFTER_S = 3600.0
 _VERSION_ID = re.compile(r"[0-9a-f]{16}\Z")
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""Whatever a damaged JSON file can do to its reader."""
+"""All errors that a damaged JSON file can raise in its reader."""
 
 
 class _Sized(Protocol):
@@ -53,7 +53,7 @@ class _Sized(Protocol):
 
 
 class Described(Protocol):
-    """What the description of a version says, whichever backend wrote it; see `StoredVersion` and `Stamp`."""
+    """The description of a version, of either backend; see `StoredVersion` and `Stamp`."""
 
     @property
     def version(self) -> str: ...
@@ -73,10 +73,10 @@ class Described(Protocol):
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder if it is not there. Others may be able to look into it: what is made in it must be private itself.
+    """Make a folder if it does not exist. Others may have access to it: files made in it must be private themselves.
 
     Raises:
-        PermissionError: it is another user's, or no folder.
+        PermissionError: it belongs to another user, or is no folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.lstat()
@@ -85,10 +85,10 @@ def make_own_folder(folder: Path) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder if it is not there.
+    """Make a folder if it does not exist.
 
     Raises:
-        PermissionError: it is another user's, or others may look into it, or it is no folder.
+        PermissionError: it belongs to another user, or others have access to it, or it is no folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -98,14 +98,14 @@ def make_private_folder(folder: Path) -> None:
 
 
 def check_private_folder(folder: Path) -> None:
-    """Raises ValueError: not a folder that this user alone may look into. OSError: it is not there."""
+    """Check a folder. Raises ValueError: it is no folder to which only this user has access. OSError: it is missing."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise ValueError(f"{folder} is not a private folder of this user")
 
 
 def open_new_private(path: Path) -> BinaryIO:
-    """A new private file, for writing. Raises FileExistsError: there is something of this name, be it a link."""
+    """Open a new private file, for writing. Raises FileExistsError: the name exists, perhaps as a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
@@ -116,7 +116,7 @@ def write_private_file(path: Path, body: bytes | pa.Buffer) -> None:
 
 
 def read_without_links(path: Path, bytes_max: int) -> bytes:
-    """A file's bytes. Raises ValueError: there are more than expected. OSError: not there, or a link."""
+    """Read a file's bytes. Raises ValueError: there are more than expected. OSError: not there, or a link."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         body = file.read(bytes_max + 1)
     if len(body) > bytes_max:
@@ -125,7 +125,7 @@ def read_without_links(path: Path, bytes_max: int) -> bytes:
 
 
 def is_abandoned(path: Path, clock: Clock) -> bool:
-    """Whether a file or folder that no version names was left behind. False if it is gone by now: its attempt ended."""
+    """Return whether a file or folder that no version names was left behind. False if it is gone: its attempt ended."""
     try:
         return clock.now_ms() / 1000 - path.lstat().st_mtime > _ABANDONED_AFTER_S
     except FileNotFoundError:
@@ -136,20 +136,20 @@ def is_abandoned(path: Path, clock: Clock) -> bool:
 
 
 def is_version_id(text: str) -> bool:
-    """Whether a text may be part of a path: ids come out of manifests."""
+    """Return whether a text may be part of a path: ids come from manifests."""
     return _VERSION_ID.match(text) is not None
 
 
 def sealed(body: bytes) -> bytes:
-    """A description behind a line with its digest."""
+    """Return a description after a line with its digest."""
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def read_sealed(path: Path, bytes_max: int) -> bytes:
-    """The inverse of `sealed`.
+    """Read a description: the inverse of `sealed`.
 
     Raises:
-        ValueError: it is not what was written. OSError: not there, or a link.
+        ValueError: the file was altered. OSError: not there, or a link.
     """
     digest, _, body = read_without_links(path, bytes_max).partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
@@ -158,7 +158,7 @@ def read_sealed(path: Path, bytes_max: int) -> bytes:
 
 
 def parsed_description(body: bytes | str, version: str, format_number: int) -> Any:
-    """The JSON of a description, of which nothing but its format and its version is checked yet.
+    """Return the JSON of a description; only its format and its version are checked yet.
 
     Raises:
         any of UNREADABLE.
@@ -172,12 +172,12 @@ def parsed_description(body: bytes | str, version: str, format_number: int) -> A
 
 
 def follows(described: Described, keep: str, epoch: str) -> bool:
-    """Whether `ShardStore.prune` leaves a version because it follows from the one that is kept."""
+    """Return whether `ShardStore.prune` leaves a version because it follows from the kept one."""
     return described.parent == keep and epoch in ("", described.epoch)
 
 
 def stored_versions(names: Iterable[str], read: Callable[[str], Described]) -> list[StoredVersion]:
-    """The versions of some names, the newest snapshot first; those that cannot be read are left out."""
+    """Return the versions of some names, the newest snapshot first; unreadable ones are left out."""
     found = []
     for name in names:
         try:

@@ -1,6 +1,7 @@
 """Look-up of many keys at once in one sorted batch of a state; pure and vectorised.
 
-Sorted hashes are searched for sorted hashes, and the real keys of what was found are compared, because hashes collide.
+Sorted hashes are searched for in sorted hashes, and the real keys of the found rows are compared, because hashes
+collide.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["hash_ranges", "lookup", "matches", "matches_of_entries"]
 
 
 def lookup(run: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Sequence[pa.Array]) -> Positions:
-    """Of each wanted key its position in one sorted batch of the value layout, -1 where that does not have it; see
+    """Return for each wanted key its position in one sorted batch of the value layout, -1 if the batch lacks it; see
     `matches`."""
     found = np.full(len(hashes), -1, dtype=np.int64)
     wanted, positions = matches(run, schema, hashes, keys)
@@ -39,17 +40,17 @@ def matches(
     keys: Sequence[pa.Array],
     rows: Positions | None = None,
 ) -> tuple[Positions, Positions]:
-    """Which of many keys one sorted batch of the value layout has, and where.
+    """Find many keys in one sorted batch of the value layout.
 
     Args:
         run: a batch of the state.
         hashes: sorted, one per wanted key.
         keys: the wanted keys' columns.
-        rows: where in `keys` the wanted ones lie, one per hash; by default they are all of them. Only keys whose hash
-            the batch has are taken out of their columns.
+        rows: positions of the wanted keys in `keys`, one per hash; by default they are all of them. Only keys whose
+            hash the batch has are taken out of their columns.
 
     Returns:
-        The numbers of the wanted keys that are there, ascending, and their positions in the batch.
+        The numbers of the wanted keys that were found, ascending, and their positions in the batch.
     """
     stored = hashes_of(run)
     at, wanted = _search(stored, hashes)
@@ -65,7 +66,7 @@ def matches_of_entries(
     entry_columns: Sequence[pa.Array],
     rows: Positions | None = None,
 ) -> tuple[Positions, Positions, Positions]:
-    """Which of many rows one sorted batch of the entries layout has: a search by hash, then one by entry.
+    """Find many rows in one sorted batch of the entries layout: a search by hash, then one by entry.
 
     Args:
         hashes, entries: one per wanted row, sorted by hash.
@@ -73,7 +74,7 @@ def matches_of_entries(
         rows: see `matches`.
 
     Returns:
-        The numbers of the wanted rows that are there, ascending, and their positions in the batch; and the numbers of
+        The numbers of the wanted rows that were found, ascending, and their positions in the batch; and the numbers of
         those whose key has a clear marker in the batch.
     """
     stored, stored_entries = hashes_of(run), entries_of(run)
@@ -85,7 +86,7 @@ def matches_of_entries(
     columns = [*schema.keys_of(run), *schema.entry_columns_of(run)]
     asked = [*keys, *entry_columns]
     found, positions = _same(stored, stored_entries, at[there], wanted[there], hashes, entries, columns, asked, rows)
-    # A clear marker comes first of its hash.
+    # A clear marker is the first row of its hash.
     marked = np.flatnonzero(stored_entries[starts] == CLEAR_MARKER)
     if len(marked) == 0:
         return found, positions, marked
@@ -96,7 +97,7 @@ def matches_of_entries(
 
 
 def hash_ranges(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
-    """Of each wanted hash, sorted, where its rows begin among sorted ones, and how many there are."""
+    """Return for each wanted hash, sorted, where its rows begin among sorted ones, and their number."""
     starts, counts = np.zeros(len(hashes), dtype=np.int64), np.zeros(len(hashes), dtype=np.int64)
     at, wanted = _search(stored, hashes)
     starts[wanted] = at
@@ -105,7 +106,7 @@ def hash_ranges(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
 
 
 def _search(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
-    """Where each wanted hash begins, and which wanted ones there are at all."""
+    """Return where each wanted hash begins, and which wanted hashes exist."""
     if len(stored) == 0 or len(hashes) == 0:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     at = np.searchsorted(stored, hashes, side="left")
@@ -114,7 +115,7 @@ def _search(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
 
 
 def _lower_bound(entries: Hashes, low: Positions, high: Positions, wanted: Hashes) -> Positions:
-    """Of each range the first position whose entry is not below the wanted one; all ranges are halved at once."""
+    """Return for each range the first position whose entry is not below the wanted one; all are halved at once."""
     low, high = low.copy(), high.copy()
     going = np.flatnonzero(low < high)
     while len(going):
@@ -137,11 +138,11 @@ def _same(
     columns: Sequence[pa.Array],
     rows: Positions | None,
 ) -> tuple[Positions, Positions]:
-    """Which candidates are those that are wanted, by their real columns: wanted rows, ascending, and their positions.
+    """Select the candidates that are the wanted rows, by their real columns: wanted rows, ascending, and positions.
 
     Args:
         positions, wanted: candidate and wanted row, which agree in hash and entry.
-        rows: where in `columns` the wanted rows lie; None is in their order.
+        rows: positions of the wanted rows in `columns`; None: they are in order.
     """
     found: list[tuple[Positions, Positions]] = []
     while len(wanted):
@@ -155,7 +156,7 @@ def _same(
             found.append((wanted, positions))
             break
         found.append((wanted[same], positions[same]))
-        # What is left met another key with its hash: look one further, as long as the hash is the same.
+        # The remaining rows met another key with their hash: look one further, as long as the hash is the same.
         wanted, positions = wanted[~same], positions[~same] + 1
         inside = positions < len(stored)
         wanted, positions = wanted[inside], positions[inside]

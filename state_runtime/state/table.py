@@ -16,7 +16,7 @@ A state has `expires` or `due` or neither. There are two layouts:
 - *value*: one row per key.
 - *entries* (lists, maps, timers, windows, buffered rows): many rows per key, sorted by (key_hash, entry). The identity
   of a row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch
-  in the high bits, so that appending needs no look at what is there), of a map xxhash64 of the map key, of a timer its
+  in the high bits, so that appending need not read existing rows), of a map xxhash64 of the map key, of a timer its
   time (`entry_of_time`). `entry` 0 with `deleted` is a *clear marker*: it hides every row of its key in older batches,
   and nothing in its own batch, where it comes first. No other row has entry 0.
 
@@ -87,9 +87,9 @@ class StateSchema:
 
     Attributes:
         keys: the key columns.
-        values: the value columns; may be none.
-        entries: None for the value layout; else the entry columns (of a map), none for lists and timers.
-        time: whether rows have a time, and what it means.
+        values: the value columns; may be empty.
+        entries: None for the value layout; else the entry columns (of a map), empty for lists and timers.
+        time: whether rows have a time, and its meaning.
     """
 
     keys: pa.Schema
@@ -99,7 +99,7 @@ class StateSchema:
 
     @staticmethod
     def of(stored: pa.Schema) -> StateSchema:
-        """The inverse of `arrow`: for tools that know a state only by what is stored of it.
+        """Return the schema of stored columns: the inverse of `arrow`, for tools that know only the stored state.
 
         Raises:
             CorruptSegment: the columns are not those of a state.
@@ -150,7 +150,7 @@ class StateSchema:
         entry_columns: Sequence[pa.Array] = (),
         times: pa.Array | None = None,
     ) -> pa.RecordBatch:
-        """Put columns together; they must already be sorted by (hash, entry).
+        """Combine columns, which must already be sorted by (hash, entry).
 
         Args:
             entries, entry_columns: for the entries layout only, and required there.
@@ -166,26 +166,26 @@ class StateSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
 
     def keys_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The key columns of a batch."""
+        """Return the key columns of a batch."""
         return [batch.column(self._first_key + i) for i in range(len(self.keys))]
 
     def entry_columns_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The entry columns of a batch: of a map its map key."""
+        """Return the entry columns of a batch: of a map its map key."""
         first = self._first_key + len(self.keys)
         return [batch.column(first + i) for i in range(len(self.entries or ()))]
 
     def values_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The value columns of a batch."""
+        """Return the value columns of a batch."""
         first = self._first_key + len(self.keys) + len(self.entries or ())
         return [batch.column(first + i) for i in range(len(self.values))]
 
     def times_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """The `expires` or `due` column of a batch; only for states that have one."""
+        """Return the `expires` or `due` column of a batch; only for states that have one."""
         return batch.column(batch.num_columns - 1)
 
     def answers(self, columns: Sequence[str] | None) -> list[int]:
-        """The numbers of the batch columns that a look-up answers: some value columns by name; None stands for all,
-        and the time behind them if there is one."""
+        """Return the numbers of the batch columns that a look-up returns: some value columns by name; None: all value
+        columns, followed by the time if there is one."""
         first = self._first_key + len(self.keys) + len(self.entries or ())
         if columns is not None:
             return [first + self.values.get_field_index(name) for name in columns]
@@ -195,7 +195,7 @@ class StateSchema:
         return pa.RecordBatch.from_pylist([], schema=self.arrow)
 
     def check_batch(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-        """`batch` if it has this schema and is sorted; data from a store is not believed otherwise."""
+        """Return `batch` if it has this schema and is sorted; data from a store is trusted only after this check."""
         if not batch.schema.equals(self.arrow):
             raise CorruptSegment(
                 f"{where} has columns {batch.schema.names}, expected {self.arrow.names}; types must match too"
@@ -214,8 +214,8 @@ class StateSchema:
 
 
 def check_names(stored: pa.Schema) -> None:
-    """Look at every name of a stored schema, those of nested fields too: Arrow hands names over as the bytes that they
-    are, and the first look at one that is not UTF-8 raises, wherever that is.
+    """Check every name of a stored schema, also of nested fields. Arrow returns names as raw bytes, and the first
+    access to one that is not UTF-8 would raise, wherever that is.
 
     Raises:
         ValueError: a name is not UTF-8.
@@ -230,39 +230,39 @@ def check_names(stored: pa.Schema) -> None:
 
 
 def entries_of(batch: pa.RecordBatch) -> Hashes:
-    """The `entry` column of a batch in the entries layout, without a copy."""
+    """Return the `entry` column of a batch in the entries layout, without a copy."""
     entries: Hashes = batch.column(2).to_numpy(zero_copy_only=True)
     return entries
 
 
 def entry_of_time(times_ms: npt.NDArray[np.int64]) -> Hashes:
-    """Times as `entry` values of the same order; the earliest long is given the next one's, because 0 is taken."""
+    """Return times as `entry` values of the same order; the earliest long gets the next one's, because 0 is taken."""
     entries = times_ms.view(np.uint64) ^ np.uint64(1 << 63)
     shifted: Hashes = np.maximum(entries, np.uint64(1))
     return shifted
 
 
 def time_of_entry(entries: Hashes) -> npt.NDArray[np.int64]:
-    """The inverse of `entry_of_time`."""
+    """Return the times of `entry` values: the inverse of `entry_of_time`."""
     times: npt.NDArray[np.int64] = (entries ^ np.uint64(1 << 63)).view(np.int64)
     return times
 
 
 def hashes_of(batch: pa.RecordBatch) -> Hashes:
-    """The hash column, without a copy."""
+    """Return the hash column, without a copy."""
     hashes: Hashes = batch.column(0).to_numpy(zero_copy_only=True)
     return hashes
 
 
 def int64_values(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The values of an int64 column without a copy; what stands for a null is undefined."""
+    """Return the values of an int64 column without a copy; values of nulls are undefined."""
     values = np.frombuffer(column.buffers()[1], dtype=np.int64, count=column.offset + len(column))
     return values[column.offset :]
 
 
 def plain_numbers(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The values of a column of numbers or times as they lie in memory, times as integers, without a copy; None if it
-    is of another kind or holds a null."""
+    """Return the values of a column of numbers or times as they are in memory, times as integers, without a copy; None
+    if it is of another kind or holds a null."""
     if column.null_count or not is_plain(column.type):
         return None
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
@@ -274,7 +274,7 @@ def plain_numbers(column: pa.Array) -> npt.NDArray[Any] | None:
 
 @lru_cache(maxsize=256)
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether a column is numbers or times: `plain_numbers` gives them where none is null."""
+    """Return whether a column is numbers or times: `plain_numbers` returns them if none is null."""
     types = pa.types
     return bool(
         types.is_integer(kind) or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_interval(kind))
@@ -282,13 +282,13 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def expired(times: pa.Array, now_ms: int) -> Mask:
-    """Which rows are gone by a batch time, from their `expires` column."""
+    """Return which rows are gone by a batch time, from their `expires` column."""
     gone: Mask = pc.fill_null(pc.less_equal(times, now_ms), False).to_numpy(zero_copy_only=False)
     return gone
 
 
 def ranges(starts: Positions, counts: Positions) -> Positions:
-    """The positions of many ranges, one after the other, without a loop."""
+    """Return the positions of many ranges, one after the other, without a loop."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     positions: Positions = np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
@@ -296,7 +296,7 @@ def ranges(starts: Positions, counts: Positions) -> Positions:
 
 
 def slice_hash_range(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
-    """The rows of a sorted batch whose hash lies in the closed range; without a copy."""
+    """Return the rows of a sorted batch whose hash is in the closed range; without a copy."""
     hashes = hashes_of(batch)
     start = int(np.searchsorted(hashes, np.uint64(low), side="left"))
     stop = int(np.searchsorted(hashes, np.uint64(high), side="right"))
@@ -304,7 +304,7 @@ def slice_hash_range(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBat
 
 
 def same_keys(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask:
-    """Row by row, whether two equally long lists of key columns hold the same key (grouping equality)."""
+    """Return, row by row, whether two equally long lists of key columns hold the same key (grouping equality)."""
     length = len(left[0]) if left else 0
     same = np.ones(length, dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
@@ -336,7 +336,7 @@ def _same_column(a: pa.Array, b: pa.Array) -> Mask:
 
 
 def _same_lists(a: pa.Array, b: pa.Array) -> Mask:
-    """Equal lengths, then equal elements; nulls are the caller's."""
+    """Compare lengths, then elements; the caller handles nulls."""
     sizes_a, sizes_b = (pc.fill_null(pc.list_value_length(x), -1).to_numpy(zero_copy_only=False) for x in (a, b))
     equal: Mask = sizes_a == sizes_b
     filled = equal & (sizes_a > 0)
@@ -386,7 +386,7 @@ def first_of_groups(hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Positions
 
 
 def _canonical(value: Any) -> Any:
-    """A hashable stand-in under grouping equality."""
+    """Return a hashable substitute under grouping equality."""
     if isinstance(value, float):
         return "nan" if value != value else value + 0.0
     if isinstance(value, dict):
@@ -397,7 +397,7 @@ def _canonical(value: Any) -> Any:
 
 
 def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch from many, in order.
+    """Combine batches into one, in order.
 
     Raises:
         InvalidData: a column would have more text or binary than Arrow's offsets reach, 2 GiB.
@@ -420,13 +420,13 @@ def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
 
 
 def bounded_slices(batches: Sequence[pa.RecordBatch], bytes_max: int | None = None) -> Iterator[list[pa.RecordBatch]]:
-    """Sorted batches of one state, all cut at the same hashes, in ascending order; without a copy.
+    """Yield sorted batches of one state, all cut at the same hashes, in ascending order; without a copy.
 
     Args:
-        bytes_max: of what is folded at a time, if None.
+        bytes_max: None: `FOLD_BYTES_MAX`.
 
     Yields:
-        In the order of the batches what they have of some hashes: at most so many bytes together, or all of one hash.
+        In the order of the batches their rows of some hashes: at most `bytes_max` together, or all of one hash.
     """
     filled = [batch for batch in batches if batch.num_rows]
     if not filled:
@@ -443,7 +443,7 @@ def bounded_slices(batches: Sequence[pa.RecordBatch], bytes_max: int | None = No
 
 
 def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
-    """A tombstone for each of some rows."""
+    """Return a tombstone for each of some rows."""
     return schema.batch(
         hashes_of(rows),
         np.ones(rows.num_rows, dtype=np.bool_),
@@ -456,7 +456,7 @@ def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
 
 
 def interleaved(batches: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:
-    """The rows of sorted batches in one sorted batch; no identity is in two of them."""
+    """Combine the rows of sorted batches into one sorted batch; no identity is in two of them."""
     filled = [batch for batch in batches if batch.num_rows]
     if len(filled) < 2:
         return filled[0] if filled else schema.empty()
@@ -475,20 +475,20 @@ def fold(
     drop_deleted: bool,
     now_ms: int | None = None,
 ) -> pa.RecordBatch:
-    """Merge sorted batches; of each identity the newest row stays.
+    """Merge sorted batches; the newest row of each identity stays.
 
-    A clear marker hides its key's rows in older batches, and of several the newest stays, so that the result does to
-    batches older than all of these what they did.
+    A clear marker hides its key's rows in older batches. Of several markers the newest stays, so that the result has
+    the same effect on batches older than all of these.
 
     Args:
         newest_first: batches of one state; the same identity in an earlier one wins.
-        drop_deleted: also remove tombstones and clear markers: right only if nothing older lies below the result.
+        drop_deleted: also remove tombstones and clear markers: right only if nothing older is below the result.
         now_ms: with `drop_deleted`, also remove rows that have expired by this batch time. (Without it they must stay,
-            for they hide older ones.)
+            because they hide older ones.)
     """
     batches = [b for b in newest_first if b.num_rows]
     if len(batches) > 2 and sum(b.nbytes for b in batches) > FOLD_BYTES_MAX:
-        # Versions of large values: what is out of date goes before everything is put together.
+        # Versions of large values: outdated ones are removed before everything is combined.
         half = len(batches) // 2
         halves = [fold(part, schema, drop_deleted=False) for part in (batches[:half], batches[half:])]
         batches = [b for b in halves if b.num_rows]
@@ -501,7 +501,7 @@ def fold(
         merged = concat(batches, schema.arrow)
         order = _newest_values(merged, schema)
     else:
-        # Oldest first: what was appended to lists then is in order once it is sorted by hash.
+        # Oldest first: rows that were appended to lists then are in order once the batch is sorted by hash.
         merged = concat(batches[::-1], schema.arrow)
         order = _newest_entries(merged, schema, [b.num_rows for b in batches[::-1]])
     stays = _stays(merged, schema, now_ms) if drop_deleted else None
@@ -512,7 +512,7 @@ def fold(
 
 
 def _stays(batch: pa.RecordBatch, schema: StateSchema, now_ms: int | None) -> Mask | None:
-    """Which rows are neither deleted nor expired; None if all are there."""
+    """Return which rows are neither deleted nor expired; None if all stay."""
     gone: Mask = batch.column(1).to_numpy(zero_copy_only=False)
     if now_ms is not None and schema.time == "expires":
         gone = gone | expired(schema.times_of(batch), now_ms)
@@ -520,7 +520,7 @@ def _stays(batch: pa.RecordBatch, schema: StateSchema, now_ms: int | None) -> Ma
 
 
 def _newest_values(merged: pa.RecordBatch, schema: StateSchema) -> Positions:
-    """Of batches in the value layout, put one after the other, where each key's first row is, in order."""
+    """Return where each key's first row is, in order, in concatenated batches of the value layout."""
     # Stable: of equal hashes the newest stays in front. numpy's stable sort finds the sorted runs and merges them.
     hashes = hashes_of(merged)
     order = np.argsort(hashes, kind="stable")
@@ -539,8 +539,8 @@ def _newest_values(merged: pa.RecordBatch, schema: StateSchema) -> Positions:
 
 
 def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequence[int]) -> Positions:
-    """Of batches in the entries layout, oldest first, where each identity's newest row is that no clear marker hides,
-    in order.
+    """Return where each identity's newest row is that no clear marker hides, in order, in concatenated batches of the
+    entries layout, oldest first.
 
     Args:
         counts: rows of each batch.
@@ -549,7 +549,7 @@ def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequenc
     identity = [*schema.keys_of(merged), *schema.entry_columns_of(merged)]
     at, after = pa.array(order[ties]), pa.array(order[ties + 1])
     if not bool(same_keys([c.take(at) for c in identity], [c.take(after) for c in identity]).all()):
-        # Different rows with the same hash and entry: bring those of one identity together, oldest first as before.
+        # Different rows with the same hash and entry: group those of one identity, oldest first as before.
         groups = np.ones(len(order), dtype=np.int64)
         groups[ties + 1] = 0
         picked = pa.array(order)
@@ -566,11 +566,11 @@ def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequenc
 
 
 def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]:
-    """The stable permutation that sorts by (hash, entry), and the places in it after which the same pair comes
-    again."""
+    """Return the stable permutation that sorts by (hash, entry), and the places in it after which the same pair
+    repeats."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
-    # Entries matter only where a hash comes again.
+    # Entries matter only where a hash repeats.
     tied = np.flatnonzero(ordered[1:] == ordered[:-1])
     before, after = entries[order[tied]], entries[order[tied + 1]]
     falls = after < before
@@ -589,10 +589,10 @@ def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]
 
 
 def _order_by_entry(hashes: Hashes, entries: Hashes) -> Positions:
-    """The stable permutation that sorts rows by entry within those of one hash, which stand together already.
+    """Return the stable permutation that sorts rows by entry within those of one hash, which are adjacent already.
 
-    The hash's number and the entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of
-    entries that are hashes the low bits do not fit beside it; they are looked at only where the rest did not decide.
+    The hash's number and the entry are sorted as one number: ten times as fast as numpy's lexicographic sort. For
+    entries that are hashes the low bits do not fit; they are compared only where the rest did not decide.
     """
     above_least = entries - entries.min()
     groups = np.concatenate(([0], np.cumsum(hashes[1:] != hashes[:-1])))
@@ -607,7 +607,7 @@ def _order_by_entry(hashes: Hashes, entries: Hashes) -> Positions:
 
 
 def _hidden_by_clear_markers(merged: pa.RecordBatch, schema: StateSchema, order: Positions, ages: Positions) -> Mask:
-    """Which rows a clear marker of a newer batch hides.
+    """Return which rows a clear marker of a newer batch hides.
 
     Args:
         order: rows sorted by (hash, entry), each identity once, so that a marker precedes the rows of its key.
@@ -634,10 +634,11 @@ _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every stored value of a type can be read as another: equal, a wider integer or decimal, float as double.
+    """Return whether every stored value of a type can be read as another: equal, a wider integer or decimal, float as
+    double.
 
-    Of structs fields may come (null in what is stored), go and widen; what lists hold may widen, and the values of
-    maps. Whether something inside may be null is no difference.
+    Struct fields may be added (null in stored rows), removed and widened; elements of lists and values of maps may be
+    widened. Whether nested values may be null makes no difference.
     """
     if old == new:
         return True
@@ -657,19 +658,19 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 def adapt(
     batch: pa.RecordBatch, schema: StateSchema, defaults: Mapping[str, pa.Scalar] | None = None
 ) -> pa.RecordBatch:
-    """A batch that was stored with an older schema of the same state, in the schema of today; the same batch if they
-    agree.
+    """Convert a batch that was stored with an older schema of the same state to the current schema; the same batch if
+    they agree.
 
     Value columns are matched by name: added ones are null or have their default, dropped ones are left out, the others
-    are brought into order and widened (`widens`).
+    are reordered and widened (`widens`).
 
     Args:
         defaults: values of added columns, without prefix; tombstones stay null.
 
     Raises:
-        CorruptSegment: keys, entry columns, time or a value column are of other types, which is no evolution of this
+        CorruptSegment: keys, entry columns, time or a value column have other types, which is no evolution of this
             state.
-        ValueError: a default is no value of its column.
+        ValueError: a default is not a value of its column.
     """
     if batch.schema.equals(schema.arrow):
         return batch
@@ -705,7 +706,7 @@ def _added(field: pa.Field, alive: pa.Array, default: pa.Scalar | None) -> pa.Ar
 
 
 def widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A column as a type that its own `widens` to."""
+    """Return a column as a type that its own `widens` to."""
     if column.type == wanted:
         return column
     if not pa.types.is_struct(wanted):

@@ -1,8 +1,8 @@
-"""Text that is UTF-8, looked for in columns; pure and vectorised.
+"""Finding text in columns that is not UTF-8; pure and vectorised.
 
-Spark's strings are bytes: it takes whatever a source or a cast gives for text. Arrow, Parquet and Python take UTF-8
-only, so every reader of a snapshot refuses other bytes. They are looked for where rows come in, before anything of
-them is stored.
+Spark's strings are bytes: it accepts any bytes that a source or a cast gives as text. Arrow, Parquet and Python accept
+only UTF-8, so every reader of a snapshot refuses other bytes. Rows are checked when they come in, before any of them is
+stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ASCII_MAX = 0x7F
 
 
 def is_readable(column: pa.Array) -> bool:
-    """Whether all text in a column, that inside of nested values too, is UTF-8."""
+    """Return whether all text in a column, also inside of nested values, is UTF-8."""
     if not _has_text(column.type):
         return True
     if pa.types.is_nested(column.type):
@@ -34,7 +34,7 @@ def is_readable(column: pa.Array) -> bool:
 
 
 def broken_text(rows: pa.RecordBatch) -> tuple[str, int] | None:
-    """The first column with text that is not UTF-8, and the position of the first such row; None if there is none.
+    """Return the first column with text that is not UTF-8, and the position of the first such row; None without one.
 
     A field of a struct is named by its path.
     """
@@ -55,7 +55,7 @@ def _has_text(data_type: pa.DataType) -> bool:
 
 
 def _inside(column: pa.Array) -> list[pa.Array]:
-    """The columns inside a nested one. What lies below a null is there too: a reader looks at it."""
+    """Return the columns inside a nested one. Values below a null are included: a reader looks at them."""
     if pa.types.is_struct(column.type):
         return [column.field(number) for number in range(column.type.num_fields)]
     if pa.types.is_fixed_size_list(column.type):
@@ -68,7 +68,7 @@ def _inside(column: pa.Array) -> list[pa.Array]:
 
 
 def _is_ascii(column: pa.Array) -> bool:
-    """Whether a column is plain text of ASCII characters only: most is, and this takes a tenth of Arrow's own check."""
+    """Return whether a column is ASCII text only: most text is, and this takes a tenth of Arrow's own check."""
     if pa.types.is_string(column.type):
         offset_type: type[np.signedinteger[Any]] = np.int32
     elif pa.types.is_large_string(column.type):
@@ -84,7 +84,7 @@ def _is_ascii(column: pa.Array) -> bool:
 
 
 def _first_row(column: pa.Array) -> int:
-    """Position of the first value of a column that is not readable, by halves; there is one."""
+    """Return the position of the first unreadable value of a column, by bisection; it must exist."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

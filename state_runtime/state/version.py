@@ -1,10 +1,10 @@
-"""A version of a shard's states, open for reading: sorted runs, newest first, and what may lie below them.
+"""A version of a shard's states, open for reading: sorted runs, newest first, perhaps with a bottom below them.
 
-The runs are Arrow batches, most of them mapped files. Every method asks each run once for all keys, newest first; a row
+The runs are Arrow batches, most of them mapped files. Every method asks each run once for all keys, newest first. A row
 is hidden by a newer row of its identity, by a clear marker of its key in a newer run, and once it has expired.
 
-Below the runs there may be a *bottom*: any other `StateReader`, older than every run. So a backend that is not made of
-runs gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of(self, changes, schemas, now_ms)`.
+Below the runs there may be a *bottom*: any other `StateReader`, older than every run. So a backend without runs
+implements `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of(self, changes, schemas, now_ms)`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from state_runtime.state.table import (
 
 __all__ = ["OpenVersion"]
 
-# `next_due` looks past rows that were removed since, but not past more than this: tens of milliseconds.
+# `next_due` skips rows that were removed since, but at most this number: tens of milliseconds.
 _STALE_ROWS_MAX = 65_536
 _STALE_ROWS_FIRST = 256
 
@@ -54,9 +54,9 @@ class OpenVersion:
     unlinked.
 
     Attributes:
-        version: what it consists of; in memory only, the id may be any.
+        version: its description; in memory only, any id is allowed.
         mapped: per state the files' rows by file name.
-        tidied_for: the version that the outputs of this one's merges belong to; empty if there were none.
+        tidied_for: the version that the outputs of this one's merges belong to; empty without outputs.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class OpenVersion:
     ) -> None:
         """Args:
         now_ms: batch time: rows that expire by then are hidden.
-        bottom: older than every run; answers what no run does. Of the same schemas, bound to the same batch time.
+        bottom: older than every run; answers the rest. It has the same schemas and the same batch time.
         """
         self.version = version
         self.mapped = mapped
         self._schemas = schemas
         self._now_ms = now_ms
         self._bottom = bottom
-        self._taken_below: Mapping[str, int] = {}  # of the bottom: per state what was due there by then was handled
+        self._taken_below: Mapping[str, int] = {}  # per state the time up to which due rows of the bottom were handled
         self._pieces: dict[str, list[Piece]] = {}
         self.tidied_for = ""
 
     def tidied_as(
         self, version: str, layouts: Mapping[str, Layout], mapped: Mapping[str, Mapping[str, RunData]]
     ) -> OpenVersion:
-        """The same state in other runs, which merges made for the version to come."""
+        """Return the same state in other runs, which merges made for the next version."""
         tidied = self
         if layouts:
             described = replace(self.version, states={**self.version.states, **layouts})
@@ -96,7 +96,7 @@ class OpenVersion:
     def of_batches(
         version: str, states: Mapping[str, pa.RecordBatch], schemas: Mapping[str, StateSchema], now_ms: int = 0
     ) -> OpenVersion:
-        """A version that exists only in memory: freshly restored, or the empty state."""
+        """Return a version that exists only in memory: freshly restored, or the empty state."""
         return OpenVersion(*_in_memory(version, states), schemas, now_ms)
 
     @staticmethod
@@ -107,10 +107,9 @@ class OpenVersion:
         now_ms: int,
         due_taken: Mapping[str, int] | None = None,
     ) -> OpenVersion:
-        """Changes in memory on top of any reader; see `StateReader.overlaid`.
+        """Put changes in memory on top of any reader; see `StateReader.overlaid`.
 
-        Of `next_due` the bottom's bound is taken as it is, even where the changes remove that row; only what was taken
-        is passed over.
+        `next_due` uses the bottom's bound unchanged, even if the changes remove that row; only taken rows are skipped.
         """
         above = OpenVersion(*_in_memory("", changes), schemas, now_ms, bottom)
         above._taken_below = due_taken or {}
@@ -119,7 +118,7 @@ class OpenVersion:
     def overlaid(
         self, changes: Mapping[str, pa.RecordBatch], due_taken: Mapping[str, int] | None = None
     ) -> OpenVersion:
-        """This state with changes on top, in memory."""
+        """Return this state with changes on top, in memory."""
         taken = due_taken or {}
         above = OpenVersion(self.version, self.mapped, self._schemas, self._now_ms, self._bottom)
         above._taken_below = {**self._taken_below, **{s: max(t, self._taken_below.get(s, t)) for s, t in taken.items()}}
@@ -135,7 +134,7 @@ class OpenVersion:
         return above
 
     def batches(self, state: str) -> list[pa.RecordBatch]:
-        """The batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the
+        """Return the batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the
         bottom."""
         return [piece.batch for piece in self._pieces_of(state)]
 
@@ -187,7 +186,7 @@ class OpenVersion:
         schema = self._schemas[state]
         asked_for = schema.answers(columns)
         answers = Answers(len(wanted.hashes))
-        # What no run has answered yet.
+        # The rows that no run has answered yet.
         still_open = np.arange(len(wanted.hashes))
         for run in self._runs_of(state):
             if len(still_open) == 0:
@@ -214,7 +213,7 @@ class OpenVersion:
         asked_for: Sequence[int],
         answers: Answers,
     ) -> Positions:
-        """Look rows up in the pieces of one run, whose ranges are neighbours; what is open after it."""
+        """Look rows up in the pieces of one run, whose ranges are neighbours. Return the rows still open after it."""
         hashes = wanted.hashes if len(still_open) == len(wanted.hashes) else wanted.hashes[still_open]
         stays = np.ones(len(still_open), dtype=np.bool_)
         for piece in run:
@@ -223,7 +222,7 @@ class OpenVersion:
                 continue
             asked = still_open[inside]
             said = piece.ask(schema, wanted, asked)
-            # A tombstone ends the search for its row just as a value does.
+            # A tombstone ends the search for its row like a value.
             stays[said.answered + inside.start] = False
             rows, at = asked[said.found], said.at
             live = self._live_at(piece.batch, schema, at)
@@ -233,7 +232,7 @@ class OpenVersion:
         return still_open[stays]
 
     def _live_at(self, batch: pa.RecordBatch, schema: StateSchema, at: Positions) -> Mask | None:
-        """Which rows at some positions are neither removed nor expired; None if all are."""
+        """Return which rows at some positions are neither removed nor expired; None if all are."""
         live = None
         if pc.any(batch.column(1)).as_py():
             live = np.logical_not(batch.column(1).take(pa.array(at)).to_numpy(zero_copy_only=False))
@@ -258,7 +257,7 @@ class OpenVersion:
         distinct = hashes if _ascends(hashes) else np.unique(hashes)
         newest_first: list[pa.RecordBatch] = []
         for group in self._runs_of(state):
-            # The pieces of a run have ascending hash ranges, so what is read of them is one sorted batch.
+            # The pieces of a run have ascending hash ranges, so the rows read of them are one sorted batch.
             read = []
             for piece in group:
                 inside = piece.inside(distinct)
@@ -285,7 +284,7 @@ class OpenVersion:
         if self._bottom is not None and not cleared:
             cursors.append(StreamCursor(self._bottom.iter_entries(state, key_hash, key, rows_max)))
         while ends := [last for cursor in cursors if (last := cursor.last()) is not None]:
-            # Up to here every run's rows are at hand.
+            # Up to here every run's rows are in memory.
             cut = min(ends)
             newest_first = [cursor.take_through(cut) for cursor in cursors]
             rows = fold([b for b in newest_first if b is not None], schema, drop_deleted=True, now_ms=self._now_ms)
@@ -305,10 +304,10 @@ class OpenVersion:
         return FoundInRuns(self._schemas[state], runs, key, view, self._now_ms, below)
 
     def _rows_of_hash(self, state: str, key_hash: int, key: Sequence[pa.Array]) -> tuple[list[pa.RecordBatch], bool]:
-        """The rows of one hash in each run that has some, newest first, without clear markers; nothing is copied.
+        """Return each run's rows of one hash, newest run first, without clear markers and without a copy.
 
         Returns:
-            They, and whether the key was cleared: then nothing older counts, and nothing of it is among them.
+            The rows, and whether the key was cleared: then older rows do not count, and are left out.
         """
         schema = self._schemas[state]
         hashes = np.array([key_hash], dtype=np.uint64)
@@ -324,15 +323,15 @@ class OpenVersion:
                 return runs, True
         return runs, False
 
-    # --- what is due ---------------------------------------------------------------------------------------------
+    # --- due rows ------------------------------------------------------------------------------------------------
 
     def due(self, state: str, through_ms: int) -> pa.RecordBatch:
-        """See `StateReader.due`. The cost follows what is due, not what is stored."""
+        """See `StateReader.due`. The cost depends on the due rows, not on the stored ones."""
         schema = self._schemas[state]
         found: list[pa.RecordBatch] = []
         for piece in self._pieces_of(state):
             if not piece.data.is_indexed:
-                # What an epoch has just written is rarely due in it: no index is made for it.
+                # Rows that an epoch has just written are rarely due in it: no index is made for them.
                 earliest = piece.earliest_due()
                 if earliest is None or earliest > through_ms:
                     continue
@@ -348,7 +347,7 @@ class OpenVersion:
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
         """See `StateReader.next_due`.
 
-        Rows that were removed or given another time since are passed over, as long as they are not too many.
+        Rows that were removed or got another time since are skipped, up to a limit.
         """
         below = _later(after_ms, self._taken_below.get(state))
         earliest = self._bottom.next_due(state, below) if self._bottom is not None else None
@@ -361,9 +360,9 @@ class OpenVersion:
         return earliest
 
     def _next_due_of(self, state: str, piece: Piece, before_ms: int | None) -> int | None:
-        """A lower bound of the earliest due in one piece; None if there is none, or none before `before_ms`."""
+        """Return a lower bound of the earliest due in one piece; None if no row is due, or none before `before_ms`."""
         if not piece.data.is_indexed and piece.taken_ms is None and piece.age == self._pieces_of(state)[0].age:
-            # Nothing hides the newest rows, and an epoch asks this of its own changes, which have no index yet.
+            # Nothing hides the newest rows, and an epoch calls this for its own changes, which have no index yet.
             return piece.earliest_due()
         order, due = piece.data.due_order, piece.data.due
         place = 0 if piece.taken_ms is None else piece.due_between(None, piece.taken_ms).stop
@@ -380,7 +379,7 @@ class OpenVersion:
         return int(due[order[place]]) if place < len(order) else None
 
     def _not_superseded(self, state: str, rows: pa.RecordBatch, age: int | None) -> pa.RecordBatch:
-        """Those sorted rows of a run of some age (None is the bottom) that no newer run removes or replaces."""
+        """Select those sorted rows of a run of some age (None: the bottom) that no newer run removes or replaces."""
         schema = self._schemas[state]
         newer = [piece for piece in self._pieces_of(state) if age is None or piece.age < age]
         if rows.num_rows == 0 or not newer:
@@ -409,12 +408,12 @@ def _in_memory(version: str, states: Mapping[str, pa.RecordBatch]) -> tuple[Vers
 
 
 def _later(left: int | None, right: int | None) -> int | None:
-    """The later of two bounds; None is none."""
+    """Return the later of two bounds; None means no bound."""
     return right if left is None else left if right is None else max(left, right)
 
 
 def _of_key(schema: StateSchema, rows: pa.RecordBatch, key: Sequence[pa.Array]) -> Mask:
-    """Which rows are of a key, and not of another one with its hash."""
+    """Return which rows are of a key, and not of another one with its hash."""
     repeated = pa.array(np.zeros(rows.num_rows, dtype=np.int64))
     return same_keys(schema.keys_of(rows), [k.take(repeated) for k in key])
 
@@ -426,7 +425,7 @@ def _ascends(hashes: Hashes) -> bool:
 def _by_key(
     rows: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Sequence[pa.Array]
 ) -> tuple[pa.RecordBatch, Positions]:
-    """Rows sorted by (hash, entry) brought into order of the wanted keys, and where each key's begin.
+    """Bring rows sorted by (hash, entry) into order of the wanted keys, and return where each key's rows begin.
 
     Rows of other keys, which only share a hash with a wanted one, are left out.
     """

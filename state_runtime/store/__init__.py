@@ -33,10 +33,10 @@ __all__ = [
     "transfer",
 ]
 
-# By process, URL and digest of the options. A store is a few clients; a process knows one or two.
+# By process, URL and digest of the options. A store is a few clients; a process uses one or two stores.
 _SHARED: dict[tuple[int, str, str], Store] = {}
 _SHARED_MAX = 16
-# File systems of watchers, by process, scheme, options and patience: hundreds of jobs have few accounts.
+# File systems of watchers, by process, scheme, options and patience: hundreds of jobs share few accounts.
 _WATCHED: dict[tuple[int, str, str, Patience], Any] = {}
 _WATCHED_MAX = 256
 
@@ -55,8 +55,8 @@ _CONDITIONAL = {
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
     """Open the folder at `url`: a path, `file:///path`, `memory://name`, or an object store's URL.
 
-    Opening asks no store. Credentials come from `storage_options` (`store/options.py` has their names) or the
-    environment, never from the URL. Of a local folder only `single_writer` counts.
+    Opening sends no request. Credentials come from `storage_options` (`store/options.py` has their names) or the
+    environment, never from the URL. For a local folder only `single_writer` counts.
 
     Raises:
         InvalidConfiguration: unknown scheme, credentials inside the URL, no bucket, wrong options, or the library of
@@ -66,8 +66,8 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
 
 
 def open_watched_store(url: str, storage_options: Mapping[str, Any] | None, patience: Patience) -> Store:
-    """`open_store` for who only watches, and has many to watch: calls end early, and stores of one account share their
-    connections. Never for a driver: what it gives up on, it gives up on for good.
+    """Do the same as `open_store`, for a caller that only watches many stores: calls end early, and stores of one
+    account share their connections. Never for a driver: a call that ends early is not repeated.
 
     Raises:
         InvalidConfiguration: see `open_store`.
@@ -124,13 +124,13 @@ def _file_system(scheme: str, options: StoreOptions, shown: str) -> Any:
             f"store URL {shown}: {library} refuses the storage options: {options.redact(str(error))}"
         ) from None
     if options.is_s3:
-        fs.retries = 1  # its own attempts would multiply botocore's and ours
+        fs.retries = 1  # its own attempts would multiply those of botocore and of Stillstate
     return fs
 
 
 def _watched_file_system(scheme: str, options: StoreOptions, shown: str, patience: Patience) -> Any:
-    # No lock: whoever holds one while a library looks for credentials would keep everybody waiting. Two may be made
-    # where one would do.
+    # No lock: a thread that holds it while a library looks for credentials would keep all others waiting. Sometimes two
+    # file systems are made where one would do.
     key = (os.getpid(), scheme, options.digest, patience)
     fs = _WATCHED.get(key)
     if fs is None:
@@ -141,11 +141,10 @@ def _watched_file_system(scheme: str, options: StoreOptions, shown: str, patienc
 
 
 def shared_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """`open_store`, once per process and place: making a client of an object store takes a tenth of a second and
-    megabytes.
+    """Do the same as `open_store`, once per process and place: making a client of an object store takes a tenth of a
+    second and megabytes.
 
-    For tasks, of which a worker process runs thousands. A process that was forked makes its own: connections cannot be
-        shared.
+    For tasks, of which a worker process runs thousands. A forked process makes its own: connections cannot be shared.
 
     Raises:
         InvalidConfiguration: see `open_store`.

@@ -1,9 +1,9 @@
-"""Folders of a local store that a loss of power does not take away.
+"""Folders of a local store that survive a loss of power.
 
-A file is found again only if its own name and the names of all folders above it are on the disk: `fsync` of a file or
-of a folder does not write its own name, only `fsync` of the folder above does. So a folder is made from the top down,
+A file is found again only if its own name and the names of all folders above it are on the disk. `fsync` of a file or
+of a folder does not write its own name; only `fsync` of the folder above does. So folders are made from the top down,
 and each is synced into the one above before anything is made inside. A process that is killed in between leaves at
-most the last folder unsynced, and whoever finds that syncs it once more.
+most the last folder unsynced, and the next process that finds it syncs it once more.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _KNOWN_MAX = 1024
 
 
 class DurableFolders:
-    """Makes folders, and remembers which names are on the disk: each sync waits for the disk.
+    """Makes folders, and remembers which names are on the disk, because each sync waits for the disk.
 
-    A store and its children share one. What is remembered is a folder's inode; so a folder that somebody else has
-    removed and made again is synced again. A driver makes new folders as long as it lives, and so does a folding
-    process, so what is remembered is bounded: what was forgotten is synced once more.
+    A store and its children share one. A folder is remembered by its inode, so a folder that another process has
+    removed and made again is synced again. Drivers and folding processes make new folders as long as they live, so the
+    memory is bounded: forgotten folders are synced once more.
 
     Args:
         top: the store's root.
@@ -32,10 +32,10 @@ class DurableFolders:
         self._known: dict[Path, tuple[int, int]] = {}
 
     def make(self, folder: Path) -> None:
-        """Make a folder that lies below the top, or the top itself, with all above it. Durable when it returns.
+        """Make a folder below the top, or the top itself, with all folders above it. Durable when it returns.
 
         Raises:
-            OSError: it cannot be made or synced; it may be there nevertheless.
+            OSError: it cannot be made or synced; it may exist nevertheless.
         """
         unsure = []
         at = folder
@@ -66,8 +66,8 @@ class DurableFolders:
         return known == (status.st_dev, status.st_ino)
 
     def _above(self) -> list[Path]:
-        """What is missing above the top, and the first folder that is there: a process that was killed may have made
-        it, and not synced it."""
+        """Return the missing folders above the top, and the first one that exists: a process that was killed may have
+        made it, and not synced it."""
         found = []
         for at in self._top.parents:
             found.append(at)
@@ -80,7 +80,7 @@ def fsync_path(path: Path) -> None:
     """Write a file's bytes, or a folder's names, to the disk.
 
     Raises:
-        OSError: they may not be there.
+        OSError: they may not be on the disk.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -93,9 +93,9 @@ def _sync_name(folder: Path) -> None:
     """Write a folder's own name to the disk."""
     real = Path(os.path.realpath(folder))
     if os.path.ismount(real):
-        return  # its name is not on a disk that we write to: it is mounted there, with what is on it
+        return  # a mount point: its name is not on a disk that is written here
     try:
         fsync_path(real.parent)
     except PermissionError:
-        # A folder that may be passed through but not listed cannot be opened, and so not be synced alone.
+        # A folder that may be passed through but not listed cannot be opened, so it cannot be synced alone.
         os.sync()

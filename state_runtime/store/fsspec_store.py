@@ -31,13 +31,13 @@ T = TypeVar("T")
 # The memory file system checks and then sets; one lock makes that atomic for threads of a test.
 _MEMORY_LOCK = threading.Lock()
 _NOT_IMPLEMENTED = {errno.ENOSYS, errno.EOPNOTSUPP}
-# Errors of botocore that are neither an OSError nor passing, by name: the library is optional.
+# Errors of botocore that are neither an OSError nor transient, by name: the library is optional.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "CredentialRetrievalError"}
-# Up to here an object is read by one request; beyond it several streams are worth a request for the size.
+# Up to this size an object is read by one request; a larger one is worth a request for its size and several streams.
 _READ_AT_ONCE_MAX = 32 * MIB
-# An operation is not begun again after so long, whatever the attempts took.
+# An operation is not begun again after this time, however long its attempts took.
 _RETRY_FOR_S = 120.0
-# What an operation on an object may take at all, so that a store that drips is an error and not a standstill.
+# Time limit of an operation on an object, so that a very slow store is an error and not a standstill.
 _CALL_S, _BYTES_PER_S = 60.0, 256 * KIB
 
 
@@ -51,7 +51,7 @@ class FsspecStore(Store):
         shown: the URL for messages, without credentials.
         options: how it was opened; messages are cleaned of its values.
         retry_wait_max_s: upper bound of the random wait between attempts.
-        patience: of who would rather have no answer than a late one.
+        patience: for a caller that prefers no answer to a late one.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FsspecStore(Store):
         self._options = options if options is not None else StoreOptions("")
         self._retry_wait_max_s = retry_wait_max_s
         self._patience = patience
-        # Only these take a time limit: their calls are coroutines, which can be cancelled.
+        # Only asynchronous file systems take a time limit: their calls are coroutines, which can be cancelled.
         self._is_async = bool(getattr(fs, "async_impl", False))
 
     def __repr__(self) -> str:
@@ -84,8 +84,8 @@ class FsspecStore(Store):
         body = bytes(body)  # as in `put`
         if not self._options.single_writer:
             return self._create(path, body)
-        # Without the store's help: look, write, look again. What another writer did before or after is seen; what it
-        # does in between is not.
+        # Without the store's help: look, write, look again. This sees writes of another writer before or after, but not
+        # in between.
         found = self._reads_as(path, body)
         if found is None:
             created = self._create(path, body)
@@ -106,8 +106,8 @@ class FsspecStore(Store):
             except StoreNotCapable:
                 raise
             except Exception as error:  # botocore's connection and credential errors are no OSError
-                # A timeout, a reset or a 5xx says nothing about whether the bytes landed; 412 without a body shape
-                # that the client knows arrives here too. Reading back answers all of them.
+                # A timeout, a reset or a 5xx does not say whether the bytes were written; a 412 whose body the client
+                # does not know arrives here too. Reading back answers all of them.
                 failed = error
             try:
                 mine = self._reads_as(path, body)
@@ -123,8 +123,8 @@ class FsspecStore(Store):
             if mine is None and not taken:
                 if failed is not None and _is_refusal(failed):
                     raise self._error("create", path, failed) from self._shown_cause(failed)
-                return None  # nothing landed (or 409: two at once, and neither): once more
-            # Taken, and gone at the second look: garbage collection took an old name.
+                return None  # nothing was written (or 409: two at once, and neither was): once more
+            # Taken, and gone at the second look: garbage collection deleted an old object.
             return Created.MINE if mine else Created.LOST
 
         created: Created | None = Retrying(
@@ -140,7 +140,7 @@ class FsspecStore(Store):
         return created
 
     def _write_once(self, path: str, body: bytes, *, conditional: bool = True) -> None:
-        """One request.
+        """Write in one request.
 
         Raises:
             StoreNotCapable: the store does not know conditional writes, and no single writer was declared.
@@ -163,10 +163,10 @@ class FsspecStore(Store):
         return nullcontext() if self._is_async else _MEMORY_LOCK
 
     def _reads_as(self, path: str, body: bytes) -> bool | None:
-        """Whether the object holds exactly `body`; None if there is none.
+        """Return whether the object holds exactly `body`; None if there is no object.
 
         Raises:
-            StoreUnavailable: cannot be told.
+            StoreUnavailable: it cannot be read.
         """
         try:
             return self._read_at_most("read back", path, len(body) + 1) == body
@@ -190,7 +190,7 @@ class FsspecStore(Store):
         super().probe()
 
     def _refuses_a_second(self) -> bool:
-        """Whether the store honours the condition by itself."""
+        """Return whether the store honours the condition by itself."""
         name = probe_name()
 
         def attempt() -> bool:
@@ -210,7 +210,7 @@ class FsspecStore(Store):
             self.delete(name)
 
     def put(self, path: str, body: Body) -> None:
-        body = bytes(body)  # the libraries take nothing else; bytes are not copied
+        body = bytes(body)  # the libraries accept nothing else; bytes are not copied
         at, limit = self.at(path), self._limit(len(body))
         self._retried("write", path, lambda: self._fs.pipe_file(at, body, **limit), missing_is_an_answer=False)
 
@@ -221,7 +221,7 @@ class FsspecStore(Store):
     def read(self, path: str, bytes_max: int) -> bytes:
         at = self.at(path)
         if bytes_max <= _READ_AT_ONCE_MAX:
-            # One request that asks for a byte too many, instead of one for the size and one for the bytes.
+            # One request that reads one byte too many, instead of one for the size and one for the bytes.
             body = self._read_at_most("read", path, bytes_max + 1)
             if len(body) > bytes_max:
                 raise CorruptData(f"{path} in {self.url} has more than {bytes_max:,} bytes; it was not used")
@@ -232,16 +232,16 @@ class FsspecStore(Store):
         return self._retried("read", path, lambda: bytes(self._fs.cat_file(at, **self._limit(size))))
 
     def _read_at_most(self, verb: str, path: str, length: int) -> bytes:
-        """The first bytes of an object, one request."""
+        """Read the first bytes of an object in one request."""
         return self._retried(verb, path, lambda: self._range(path, 0, length))
 
     def _range(self, path: str, start: int, end: int) -> bytes:
-        """What an object has of a range."""
+        """Read the bytes of a range that an object has."""
         at = self.at(path)
         try:
             return bytes(self._fs.cat_file(at, start=start, end=end, **self._limit(end - start)))
         except Exception as error:
-            # S3 answers 416 to a range that begins behind the end, also to any range of an empty object.
+            # S3 answers 416 to a range that begins after the end, also to any range of an empty object.
             if not _is_beyond_end(error) or int(self._fs.info(at, **self._limit(0))["size"]) > start:
                 raise
             return b""
@@ -276,7 +276,7 @@ class FsspecStore(Store):
             except FileNotFoundError:
                 continue
             for entry in found:
-                # Whatever names there are: they come from the store, and nothing is opened by them here.
+                # Names come from the store and may be anything; nothing is opened by them here.
                 there = str(entry["name"]).rstrip("/")
                 name = there.strip("/").removeprefix(self._root.strip("/")).strip("/")
                 if entry["type"] == "directory":
@@ -288,16 +288,16 @@ class FsspecStore(Store):
         self.copy_from(self, source, target)
 
     def copy_from(self, other: FsspecStore, source: str, target: str, size: int | None = None) -> None:
-        """`copy` from a store of the same system (`is_of_one_system_with`).
+        """Copy like `copy`, from a store of the same system (`is_of_one_system_with`).
 
         Args:
-            size: of the object, if the caller has looked: a store that copies large objects in parts need not look
+            size: of the object, if the caller knows it: a store that copies large objects in parts need not look
                 again.
         """
         self._retried("copy", source, lambda: self._fs.cp_file(other.at(source), self.at(target)))
 
     def is_of_one_system_with(self, other: FsspecStore) -> bool:
-        """Whether the system behind both can copy from one to the other: same library, endpoint and account."""
+        """Return whether the system behind both can copy from one to the other: same library, endpoint and account."""
         return type(self._fs) is type(other._fs) and self._fs.storage_options == other._fs.storage_options
 
     def move(self, source: str, target: str) -> None:
@@ -327,21 +327,21 @@ class FsspecStore(Store):
         )
 
     def at(self, path: str) -> str:
-        """Where an object lies, as the file system names it."""
+        """Return the path of an object, as the file system names it."""
         return f"{self._root}/{check_relative_path(path)}"
 
     def _limit(self, size: int) -> dict[str, float]:
-        """How long a call on so many bytes may take."""
+        """Return how long a call on `size` bytes may take."""
         call_s = _CALL_S + size / _BYTES_PER_S if self._patience is None else self._patience.call_s
         return {"timeout": call_s} if self._is_async else {}
 
     def _impatient_limit(self) -> dict[str, float]:
-        """For listings, which take as long as there are names, but for who will not wait."""
+        """Return the limit for listings, which take longer the more names there are: none without `patience`."""
         return {} if self._patience is None else self._limit(0)
 
     def _retried(self, verb: str, path: str, call: Callable[[], T], *, missing_is_an_answer: bool = True) -> T:
-        """Bounded retries with jitter. A missing object is an answer, not a fault; of what cannot be missing it means
-        the bucket."""
+        """Call with bounded retries and jitter. A missing object is an answer, not a fault; for a call on which no
+        object can be missing, it means that the bucket is missing."""
 
         def attempt() -> T:
             try:
@@ -362,7 +362,7 @@ class FsspecStore(Store):
         )(attempt)
 
     def _shown_cause(self, error: BaseException | None) -> BaseException | None:
-        """What a traceback may show as the reason: nothing that repeats a value of the options."""
+        """Return the cause that a traceback may show: nothing that repeats a value of the options."""
         at, seen = error, ""
         while at is not None:
             seen += f"{at!r} {at} "
@@ -370,7 +370,7 @@ class FsspecStore(Store):
         return error if self._options.redact(seen) == seen else None
 
     def _error(self, verb: str, path: str, error: Exception) -> StoreUnavailable:
-        """A library's error as ours: what, where, what next; without the values of options."""
+        """Convert a library's error to Stillstate's: what, where, what next; without the values of options."""
         said = self._options.redact(str(error)) or type(error).__name__
         what = f"cannot {verb} {path or 'the root'} in {self.url}: {said}. "
         if type(error).__name__ in _NO_CREDENTIALS:
@@ -386,31 +386,31 @@ class FsspecStore(Store):
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the same request would be refused again."""
+    """Return whether the same request would be refused again."""
     return isinstance(error, PermissionError | FileNotFoundError) or type(error).__name__ in _NO_CREDENTIALS
 
 
 def _is_beyond_end(error: Exception) -> bool:
-    """Whether an error may be 416, in any library's words."""
+    """Return whether an error may be a 416, in the form of any library."""
     said = [getattr(error, name, None) for name in ("status", "status_code", "code")]
     return getattr(error, "errno", None) == errno.EINVAL or 416 in said
 
 
 def _attempts_before(error: Exception) -> int:
-    """How often the library itself had tried before it got this answer; what came of those attempts is not known."""
+    """Return how often the library itself had tried before this answer; the results of those attempts are not known."""
     answer = getattr(error.__cause__, "response", None) or {}
     return int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
 
 
 def _is_in_this_process(fs: Any) -> bool:
-    """Whether a file system has no machine of its own."""
+    """Return whether a file system exists only in this process."""
     protocol = getattr(fs, "protocol", "")
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     return bool(names & {"memory", "file", "local"})
 
 
 def _modified_ms(entry: Mapping[str, Any]) -> int:
-    """When an object was written, by a listing's entry: each library has its own word."""
+    """Return when an object was written, from a listing's entry; each library has another field for it."""
     for key in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(key)
         seconds = getattr(value, "timestamp", None)

@@ -1,9 +1,9 @@
 """A store on a local (or mounted) file system. fsspec's own local `mode="create"` is exists-then-write, so the
 create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all.
 
-What a write has promised survives a loss of power: the bytes, the name, and the names of all folders up to the root and
-of those that were made above it (store/folders.py) are on the disk before it returns. A deletion promises no such
-thing: after a loss of power a deleted object may be there again."""
+A finished write survives a loss of power: the bytes, the name, and the names of all folders up to the root and of those
+that were made above it (store/folders.py) are on the disk before it returns. A deletion does not guarantee this: after
+a loss of power a deleted object may exist again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from state_runtime.store.port import Body, Created, SharedObject, Store, StoredO
 
 __all__ = ["LocalStore"]
 
-# What file systems without hard links answer to os.link (vfat, exFAT, some network mounts).
+# Error codes of os.link on file systems without hard links (vfat, exFAT, some network mounts).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-# Nothing passes by waiting here.
+# Waiting does not help with these.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR}
 _TEMPORARY = ".tmp-"
-# Large files go to the disk piece by piece: whoever syncs a small one meanwhile (a checkpoint beside a fold) waits for
-# a piece.
+# Large files are synced piece by piece: a sync of a small file meanwhile (a checkpoint beside a fold) waits for one
+# piece only.
 _SYNC_BYTES = MIB
 
 
@@ -39,9 +39,9 @@ class LocalStore(Store):
     """See `Store`. `root` need not exist; folders are made by the first write.
 
     Args:
-        single_writer: on a file system without hard links, look whether the name is free and then rename, instead of
+        single_writer: on a file system without hard links, check that the name is free and then rename, instead of
             refusing it.
-        folders: of the store that this one is a folder of.
+        folders: of the parent store, if this one is a folder of it.
     """
 
     def __init__(self, root: Path, *, single_writer: bool = False, folders: DurableFolders | None = None) -> None:
@@ -66,8 +66,8 @@ class LocalStore(Store):
                 appeared = self._appears(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
-            # Also a name that was there is synced: who has made it may not have come to it, and whoever is told that it
-            # is there acts on it.
+            # An existing name is synced too: its writer may not have synced it yet, and the caller acts on the answer
+            # that it exists.
             mine = appeared or _holds(final, body)
             try:
                 _fsync_folder(final.parent)
@@ -79,7 +79,7 @@ class LocalStore(Store):
         return Created.MINE if mine else Created.LOST
 
     def _appears(self, temporary: Path, final: Path) -> bool:
-        """Give a finished file its name; False if the name is taken.
+        """Give a finished file its name; return False if the name is taken.
 
         Raises:
             StoreNotCapable: the file system has no hard links, and no single writer was declared.
@@ -190,7 +190,7 @@ class LocalStore(Store):
             yield from found
 
     def _listed_in(self, folder: Path, *, temporary: bool) -> tuple[list[Path], list[StoredObject]]:
-        """Folders and files of one folder. What goes away while it is listed is not there."""
+        """Return folders and files of one folder. Files that are removed during the listing are left out."""
         folders: list[Path] = []
         found: list[StoredObject] = []
         try:
@@ -206,7 +206,7 @@ class LocalStore(Store):
                 except FileNotFoundError:
                     continue
                 name = Path(entry.path).relative_to(self._root).as_posix()
-                # A copy may be a link, or keep its source's time of writing: what counts is when the name came to be.
+                # A copy may be a link, or keep its source's time of writing: the time when the name was made counts.
                 at_ms = max(status.st_mtime_ns, status.st_ctime_ns) // 1_000_000
                 found.append(StoredObject(name, status.st_size, at_ms))
         return folders, found
@@ -215,7 +215,7 @@ class LocalStore(Store):
         self.copy_from(self, source, target)
 
     def copy_from(self, other: LocalStore, source: str, target: str) -> None:
-        """`copy` from any local store."""
+        """Copy like `copy`, from any local store."""
         final = self._at(target)
         with self._translated("copy", source):
             self._folders.make(final.parent)
@@ -243,7 +243,7 @@ class LocalStore(Store):
             except FileNotFoundError:
                 if not final.exists():
                     raise
-            # Also if it was there: who has moved it may have been killed before this.
+            # Also if the target existed: the process that moved it may have been killed before this.
             _fsync_folder(final.parent)
 
     def delete(self, path: str) -> None:
@@ -251,7 +251,7 @@ class LocalStore(Store):
             try:
                 self._at(path).unlink(missing_ok=True)
             except IsADirectoryError:
-                return  # a folder is no object: there is none of that name
+                return  # a folder is no object: no object has that name
 
     def remove_empty_folders(self, path: str) -> None:
         base = self._at(path) if path else self._root
@@ -270,7 +270,7 @@ class LocalStore(Store):
         return self._root / check_relative_path(path)
 
     def _opened(self, path: str) -> BinaryIO:
-        """A file to read. A folder is no object: nobody is stopped by one that bears a file's name."""
+        """Open a file to read. A folder is no object: one with a file's name counts as missing."""
         try:
             return self._at(path).open("rb")
         except IsADirectoryError as error:
@@ -295,7 +295,8 @@ class LocalStore(Store):
 
     @contextmanager
     def _translated(self, verb: str, path: str) -> Iterator[None]:
-        """Operating errors as ours: FileNotFoundError stays, the rest becomes StoreRefused or StoreUnavailable."""
+        """Convert errors of the operating system: FileNotFoundError stays, the rest becomes StoreRefused or
+        StoreUnavailable."""
         try:
             yield
         except FileNotFoundError:
@@ -310,7 +311,7 @@ class LocalStore(Store):
 
 
 def _holds(final: Path, body: memoryview) -> bool:
-    """Whether a file has exactly these bytes; not, if it has gone since."""
+    """Return whether a file has exactly these bytes; False if it is gone."""
     try:
         with final.open("rb") as file:
             return file.read(len(body) + 1) == body
@@ -319,5 +320,5 @@ def _holds(final: Path, body: memoryview) -> bool:
 
 
 def _fsync_folder(path: Path) -> None:
-    # Without it a power cut can forget the new name although the data is on disk.
+    # Without it a loss of power can remove the new name although the data is on disk.
     fsync_path(path)

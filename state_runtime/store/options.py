@@ -1,7 +1,7 @@
-"""How a store is reached: storage options as people write them, checked once, and never shown.
+"""How a store is reached: storage options in the user's form, checked once, and never shown.
 
 Options come as a mapping (`storage_options` of a job, a sink, a command), with the names that the store's library has.
-For S3 a few are added that every installation needs and s3fs hides in nested dictionaries:
+For S3 a few names are added that every installation needs and s3fs hides in nested dictionaries:
 
     profile                      a profile of the AWS configuration (credentials, region, endpoint); `storage_profile`
                                  in stillstate.yaml
@@ -13,12 +13,12 @@ For S3 a few are added that every installation needs and s3fs hides in nested di
 
 and for every store
 
-    single_writer                true: this job has one writer at a time, and somebody else sees to it
+    single_writer                true: this job has one writer at a time, and something else ensures that
                                  (docs/design/0021-s3-and-fencing.md)
 
-What is not given comes from the environment, as botocore documents it: AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION,
-AWS_ENDPOINT_URL_S3, roles of the machine. A name that the library does not know is refused: s3fs would pass over a
-misspelt `endpoint` and ask AWS.
+Missing options come from the environment, as botocore documents it: AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION,
+AWS_ENDPOINT_URL_S3, roles of the machine. A name that the library does not know is refused: s3fs would ignore a
+misspelt `endpoint` and use AWS.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = ["Patience", "StoreOptions"]
 
 REDACTED: Final = "***"
 S3_SCHEMES: Final = ("s3", "s3a")
-SECRET_CHARS_MIN: Final = 4  # shorter values (a region, "1") would blank out innocent text
+SECRET_CHARS_MIN: Final = 4  # shorter values (a region, "1") would redact harmless text
 
-# Values that may be shown: they say where and how, not who.
+# Values that may be shown: they describe the place and the access, not the identity.
 _SHOWN: Final = frozenset(
     {"region", "path_style", "profile", "connect_timeout_s", "read_timeout_s", "attempts_max", "connections_max"}
-    | {"endpoint_url"}  # with credentials inside it is refused
+    | {"endpoint_url"}  # refused if it has credentials inside
     | {"single_writer", "anon", "use_ssl", "requester_pays"}
     | {"max_concurrency", "fixed_upload_size", "local_expiry_check"}
 )  # fmt: skip
@@ -56,23 +56,23 @@ _OURS: Final[Mapping[str, type]] = {
     "profile": str,
 }
 
-# One request: a connection within 5 s, and no pause of more than 20 s in an answer. Throttling and 5xx are tried three
-# times by botocore, per request (so one part of a large upload is repeated, not all of it); s3fs's own five attempts on
-# top are switched off, and the store tries a whole operation five times (`FsspecStore`).
+# One request: a connection within 5 s, and no pause of more than 20 s in an answer. botocore tries throttled and 5xx
+# requests three times, per request (so one part of a large upload is repeated, not all of it). s3fs's own five attempts
+# on top are switched off, and the store tries a whole operation five times (`FsspecStore`).
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 20.0
 ATTEMPTS_MAX: Final = 3
-# Uploads of an executor and reads of a restore run side by side; botocore's 10 would make them wait for each other.
+# Uploads of an executor and reads of a restore run in parallel; botocore's 10 would make them wait for each other.
 CONNECTIONS_MAX: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a store may keep a caller waiting who asks for an answer now or never, such as one who only watches.
+    """How long a store may keep a caller waiting that needs an answer soon or not at all, such as a watcher.
 
     Attributes:
-        connect_s, read_s: at most so long for a connection, and for a pause in an answer; shorter options of the
-            user's own stay as they are.
+        connect_s, read_s: limits for a connection, and for a pause in an answer; shorter options of the user stay in
+            effect.
         call_s: for a whole call on a small object.
         attempts_max: of an operation, in the library and in the store together.
     """
@@ -89,9 +89,9 @@ class StoreOptions:
 
     Attributes:
         scheme: of the store's URL; empty for a path.
-        given: as they were handed in.
+        given: the options as passed in.
         library: for the file system's constructor.
-        single_writer: conditional writes are not asked for.
+        single_writer: the store is not asked for conditional writes.
     """
 
     scheme: str
@@ -101,10 +101,10 @@ class StoreOptions:
 
     @staticmethod
     def of(scheme: str, options: Mapping[str, Any] | None, patience: Patience | None = None) -> StoreOptions:
-        """Check options. No I/O but a look at the AWS configuration file if a profile is named.
+        """Check options. No I/O except reading the AWS configuration file if a profile is named.
 
         Args:
-            patience: None for who must get through: the options' own limits, or the defaults.
+            patience: None for callers that need an answer: the options' own limits, or the defaults.
 
         Raises:
             InvalidConfiguration: an unknown name, a value of another type, half a pair of credentials, an unknown
@@ -137,11 +137,11 @@ class StoreOptions:
 
     @property
     def digest(self) -> str:
-        """Tells options apart without holding them."""
+        """A digest that identifies the options without holding them."""
         return hashlib.sha256(repr(sorted(self.given.items())).encode()).hexdigest()
 
     def redact(self, text: str) -> str:
-        """`text` without any value that may be secret: for what libraries say in their errors."""
+        """Return `text` without any value that may be secret: for error messages of libraries."""
         values = {v for k, value in self.given.items() if k not in _SHOWN for v in _texts(value)}
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= SECRET_CHARS_MIN:
@@ -150,7 +150,7 @@ class StoreOptions:
 
 
 def _s3(options: dict[str, Any]) -> dict[str, Any]:
-    """For `S3FileSystem`: our own names put where botocore expects them, and bounds on waiting."""
+    """Return options for `S3FileSystem`: Stillstate's names moved to where botocore expects them, and time limits."""
     known = _s3fs_names()
     for name in options:
         if name not in known and name not in _OURS:
@@ -210,7 +210,7 @@ def _check_credentials(options: Mapping[str, Any], ours: Mapping[str, Any]) -> N
     endpoint = options.get("endpoint_url")
     if endpoint is not None:
         parts = urlsplit(_typed("endpoint_url", endpoint, str))
-        if "@" in endpoint or parts.query:  # a secret may hold a slash, and would end the host there
+        if "@" in endpoint or parts.query:  # a secret may contain a slash, which would end the host there
             raise InvalidConfiguration(
                 "storage option 'endpoint_url' holds credentials or parameters; give them as 'key' and 'secret'"
             )

@@ -15,11 +15,11 @@ _SEGMENT = re.compile(rf"(?:[A-Za-z0-9._=-]+|{_VALUE}={_VALUE})\Z")
 
 
 def check_relative_path(path: str) -> str:
-    """Return `path` if it is a plain relative path below the job root; anything else is hostile or damaged.
+    """Return `path` if it is a plain relative path below the job root; any other path is hostile or damaged.
 
     Raises:
         CorruptData: absolute, with a scheme, with `.` or `..`, with empty parts, too long, or with characters that
-            we never write. Nothing is opened before this check.
+            Stillstate never writes. Nothing is opened before this check.
     """
     parts = path.split("/")
     if len(path) > PATH_CHARS_MAX or not path or any(p in ("", ".", "..") or not _SEGMENT.match(p) for p in parts):

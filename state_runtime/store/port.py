@@ -1,6 +1,6 @@
-"""The store port: the few operations that a snapshot store must have, and what each guarantees.
+"""The store port: the few operations that a snapshot store must have, and their guarantees.
 
-Paths are relative to the store's root, checked by `snapshot.paths.check_relative_path` before any I/O. Every write
+Paths are relative to the store's root, checked by `store.paths.check_relative_path` before any I/O. Every write
 publishes whole bytes under the final name or nothing; there are no streams that could be cut in the middle.
 """
 
@@ -18,28 +18,28 @@ from state_runtime.base.errors import StoreNotCapable
 from state_runtime.base.ids import SYSTEM_IDS
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # who only reads the configuration starts without it
+    import pyarrow as pa  # not imported at run time: callers that only read the configuration start without it
 
 __all__ = ["Body", "Created", "SharedObject", "Store", "StoredObject", "probe_name", "warn_single_writer"]
 
 _LOG = logging.getLogger(__name__)
 
 Body: TypeAlias = "bytes | memoryview | pa.Buffer"
-"""Bytes that are written: as they lie in memory, so that a large object need not be copied for it."""
+"""Bytes to write, as they are in memory, so that a large object need not be copied."""
 
 
 class Created(Enum):
-    """How a create-if-absent ended, as far as the store can tell after reading back."""
+    """The result of a create-if-absent, known by reading back."""
 
     MINE = "mine"
-    """The object holds exactly our bytes: we created it, now or in an attempt whose answer was lost."""
+    """The object holds exactly the given bytes: this writer created it, now or in an attempt whose answer was lost."""
     LOST = "lost"
-    """The name holds other bytes: someone else created it first."""
+    """The name holds other bytes: another writer created it first."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What a listing says of an object.
+    """A listing's entry of an object.
 
     Attributes:
         path: below the store's root.
@@ -53,11 +53,11 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class SharedObject:
-    """An object whose bytes have other names too: who overwrites a byte of one damages all of them.
+    """An object whose bytes have other names too: overwriting a byte of one damages all of them.
 
     Attributes:
         path: below the store's root.
-        names: how many names the bytes have in all, also outside of the store.
+        names: number of all names of the bytes, also outside of the store.
         same: equal for names of the same bytes, within one listing.
     """
 
@@ -70,7 +70,7 @@ class SharedObject:
 class Store(ABC):
     """A folder on a durable store.
 
-    Errors are `StoreUnavailable` for faults that may pass, its kind `StoreRefused` for those that do not by waiting,
+    Errors are `StoreUnavailable` for transient faults, its kind `StoreRefused` for faults that waiting does not end,
     `FileNotFoundError` for a missing object (callers know what it means for them), and `OutcomeUnknown` when a write
     could not be confirmed either way.
     """
@@ -78,18 +78,18 @@ class Store(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the store is, without credentials; for messages."""
+        """The place of the store, without credentials; for messages."""
 
     @abstractmethod
     def create(self, path: str, body: Body) -> Created:
         """Create `path` with `body` if it does not exist; atomic between any number of writers.
 
-        The body must hold an identity of its writer (a commit id): after a conflict or a lost answer the object is
-        read back, and equal bytes mean that it is ours (docs/design/0021-s3-and-fencing.md).
+        The body must hold an identity of its writer (a commit id). After a conflict or a lost answer the object is read
+        back, and equal bytes mean that this writer created it (docs/design/0021-s3-and-fencing.md).
 
         Raises:
             OutcomeUnknown: could not be confirmed; never clean up after it.
-            StoreUnavailable: certainly not written. StoreNotCapable: the same, and never will be.
+            StoreUnavailable: certainly not written. StoreNotCapable: the same, and it never will be.
         """
 
     @abstractmethod
@@ -97,47 +97,47 @@ class Store(ABC):
         """Write or replace `path`; readers see the old bytes or the new ones.
 
         Raises:
-            StoreUnavailable: it may have landed nevertheless.
+            StoreUnavailable: it may have been written nevertheless.
         """
 
     @abstractmethod
     def put_file(self, local: Path, path: str) -> None:
-        """Publish a finished local file under a name that nobody else uses."""
+        """Publish a finished local file under a name that no other writer uses."""
 
     @abstractmethod
     def read(self, path: str, bytes_max: int) -> bytes:
-        """The whole object. `CorruptData` if it is larger than `bytes_max` (not a byte is kept)."""
+        """Read the whole object. `CorruptData` if it is larger than `bytes_max` (not a byte is kept)."""
 
     def get_file(self, path: str, local: Path) -> None:
-        """The whole object into a local file, which is there already and is overwritten; in one read, a block at a
+        """Read the whole object into a local file, which exists already and is overwritten; in one read, a block at a
         time."""
         local.write_bytes(self.read(path, self.size(path)))
 
     @abstractmethod
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; `CorruptData` if the object is shorter."""
+        """Read exactly `length` bytes from `offset`; `CorruptData` if the object is shorter."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Bytes of the object; `FileNotFoundError` if there is none."""
+        """Return the bytes of the object; `FileNotFoundError` if it does not exist."""
 
     @abstractmethod
     def list_names(self, path: str) -> list[str]:
-        """Sorted names directly below a folder (files and folders); empty if there is no such folder."""
+        """Return sorted names directly below a folder (files and folders); empty if the folder does not exist."""
 
     @abstractmethod
     def list_objects(self, path: str) -> Iterator[StoredObject]:
-        """All objects below a folder ("" is the root), in any order; none if there is no such folder. Page by page: no
-        bound on their number.
+        """Yield all objects below a folder ("" is the root), in any order; nothing if the folder does not exist. Page
+        by page: their number is not bounded.
 
         Raises:
-            StoreUnavailable: the listing is not complete, also in its middle: nothing may be concluded from what it
-                gave.
+            StoreUnavailable: the listing is not complete, also in its middle: nothing may be concluded from the
+                objects that it gave.
         """
 
     def list_debris(self) -> Iterator[StoredObject]:
-        """What killed writers have left below the root and no other listing shows; `delete` removes it. A writer that
-        is at work has such files too: only old ones are debris, unless nobody writes any more.
+        """Yield files of killed writers below the root that no other listing shows; `delete` removes them. A writer at
+        work has such files too: only old ones are debris, unless no writer is left.
 
         Raises:
             StoreUnavailable: the listing is not complete.
@@ -146,11 +146,11 @@ class Store(ABC):
 
     @property
     def shares_bytes(self) -> bool:
-        """Whether a copy inside the store may be another name of the same bytes. (Object stores copy.)"""
+        """Whether a copy inside the store may be another name of the same bytes. (Object stores copy the bytes.)"""
         return False
 
     def list_shared(self, path: str) -> Iterator[SharedObject]:
-        """Objects below a folder ("" is the root) whose bytes have several names.
+        """Yield objects below a folder ("" is the root) whose bytes have several names.
 
         Raises:
             StoreUnavailable: the listing is not complete.
@@ -162,7 +162,7 @@ class Store(ABC):
         """Copy an object inside the store, without the bytes passing through here; readers of `target` see all of it or
         nothing.
 
-        Idempotent. Only for immutable objects: where the file system can, both names share their bytes.
+        Idempotent. Only for immutable objects: if the file system can, both names share their bytes.
 
         Raises:
             FileNotFoundError: no source.
@@ -180,20 +180,20 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove one object; a missing one is fine."""
+        """Remove one object; a missing one is no error."""
 
     def remove_empty_folders(self, path: str) -> None:  # noqa: B027 - most stores have no folders
-        """Remove the folders below `path` and itself that hold nothing, where the store has folders at all.
+        """Remove the empty folders below `path`, and `path` itself if it is empty, if the store has folders at all.
 
-        Only where nobody writes any more: a writer makes its folder and then the file.
+        Only when no writer is left: a writer makes its folder and then the file.
         """
 
     @abstractmethod
     def child(self, name: str) -> Store:
-        """The store of a folder below this one."""
+        """Return the store of a folder below this one."""
 
     def exists(self, path: str) -> bool:
-        """Whether the object exists now."""
+        """Return whether the object exists now."""
         try:
             self.size(path)
         except FileNotFoundError:
@@ -201,22 +201,22 @@ class Store(ABC):
         return True
 
     def now_ms(self) -> int | None:
-        """What time it is by a clock of the store's own; a few small requests. None where this machine's is the only
-        one: it is no witness against itself.
+        """Return the time by the store's own clock; a few small requests. None if the only clock is this machine's,
+        which cannot verify itself.
 
         Raises:
-            StoreUnavailable: it cannot be asked.
+            StoreUnavailable: the store does not answer.
         """
         return None
 
     def probe(self) -> None:
-        """Check that the store keeps its promises here and now; called once at a run's start. Leaves nothing.
+        """Check that the store keeps its guarantees here and now; called once at a run's start. Leaves nothing.
 
-        A name is created twice: the second must be refused, and the first content stay. A listing must show it at once,
-        and say when it was written.
+        A name is created twice: the second create must be refused, and the first content stay. A listing must show it
+        at once, and say when it was written.
 
         Raises:
-            StoreNotCapable: one of these is not so.
+            StoreNotCapable: one of these checks failed.
             StoreUnavailable: not writable.
         """
         name = probe_name()
@@ -248,17 +248,17 @@ class Store(ABC):
             )
 
     def _listed(self, name: str) -> StoredObject | None:
-        """What a listing says of an object directly below the root."""
+        """Return a listing's entry of an object directly below the root."""
         return next((o for o in self.list_objects("") if o.path == name), None)
 
 
 def probe_name() -> str:
-    """A name directly below a root that nobody else has."""
+    """Return a unique name directly below a root."""
     return f"_probe-{SYSTEM_IDS.uid()}"
 
 
 def warn_single_writer(url: str) -> None:
-    """Say what a declared single writer is without, on a store that cannot refuse a second one."""
+    """Warn which protection is missing with a declared single writer, on a store that cannot refuse a second one."""
     _LOG.warning(
         "%s does not honour create-if-absent, and single_writer is declared: names are looked up before they are "
         "written, so a run that was replaced is found out, but two writers within the same moment are not. See that "

@@ -1,4 +1,5 @@
-"""S3 and what speaks its protocol: what the general adapter would do with more requests, more memory or less care."""
+"""S3 and stores with its protocol: operations for which the general adapter needs more requests or memory or is less
+careful."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from state_runtime.store.port import StoredObject
 
 __all__ = ["S3Store"]
 
-# S3 copies up to 5 GiB in one request, which takes minutes without an answer; parts answer each within seconds.
+# S3 copies up to 5 GiB in one request, which takes minutes without an answer; each part answers within seconds.
 _COPY_WHOLE_MAX = 256 * MIB
 _COPY_PART_BYTES = 128 * MIB
 _COPY_THREADS = 8
-# s3fs would hold ten parts of 50 MiB of each file under way.
+# s3fs would hold ten parts of 50 MiB of each file in upload.
 _UPLOAD_PART_BYTES, _UPLOAD_PARTS_AT_ONCE = 16 * MIB, 4
 _PARTS_MAX = 10_000
 
 
 class S3Store(FsspecStore):
-    """See `Store`. Listings are one request for each 1,000 objects, whatever their folders."""
+    """See `Store`. Listings take one request for each 1,000 objects, in any number of folders."""
 
     def put_file(self, local: Path, path: str) -> None:
         size = os.path.getsize(local)
@@ -34,7 +35,7 @@ class S3Store(FsspecStore):
         try:
             self._retried("write", path, lambda: self._fs.put_file(str(local), self.at(path), **parts))
         except FileNotFoundError as error:
-            # No bucket; or no such upload: it was completed, and the answer was lost.
+            # The bucket is missing; or the upload is: it was completed, and the answer was lost.
             if not (self.exists(path) and self.size(path) == size):
                 raise self._error("write", path, error) from self._shown_cause(error)
 
@@ -80,7 +81,7 @@ class S3Store(FsspecStore):
         return f"{key}/" if key else ""
 
     def _pages(self, path: str, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
-        """Pages of a listing; an incomplete one is an error, never a shorter listing."""
+        """Yield pages of a listing; an incomplete one is an error, never a shorter listing."""
         arguments = {"Bucket": self._root.partition("/")[0], "Prefix": prefix, **more}
         while True:
             page = self._retried(
@@ -106,8 +107,8 @@ class S3Store(FsspecStore):
         self._call("copy_object", Bucket=bucket, Key=key, CopySource=_copy_source(source))
 
     def _copy_parts(self, source: str, target: str, size: int) -> None:
-        """Part by part, several at once. A failed copy leaves nothing; a killed one leaves parts that only a bucket
-        rule removes."""
+        """Copy part by part, several at once. A failed copy leaves nothing; a killed one leaves parts that only a
+        bucket rule removes."""
         bucket, _, key = target.partition("/")
         part_bytes = max(_COPY_PART_BYTES, -(-size // _PARTS_MAX))
         upload = self._call("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
@@ -134,8 +135,8 @@ class S3Store(FsspecStore):
                 raise
 
     def _was_completed(self, place: dict[str, str], target: str, size: int) -> bool:
-        """Take the parts of a failed upload away; whether they are gone because the object is complete, and only the
-        answer was lost."""
+        """Remove the parts of a failed upload. Return whether they were gone because the object is complete, and only
+        the answer was lost."""
         try:
             self._call("abort_multipart_upload", **place)
         except FileNotFoundError:
@@ -151,6 +152,6 @@ def _copy_source(at: str) -> dict[str, str]:
 def _objects(page: dict[str, Any], root: str) -> Iterator[StoredObject]:
     for entry in page.get("Contents", []):
         name = entry["Key"].removeprefix(root)
-        # Consoles make empty objects that stand for folders.
+        # Consoles make empty objects to represent folders.
         if name and not name.endswith("/"):
             yield StoredObject(name, int(entry["Size"]), int(entry["LastModified"].timestamp() * 1000))

@@ -1,4 +1,4 @@
-"""Copies of one object from a store to another: inside the store where both are of one, else through a local file,
+"""Copies of one object from a store to another: inside the store if both are of one, else through a local file,
 checked."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected
 
     Args:
         bytes_expected: -1 if it is not known.
-        digest: SHA-256 of the object, empty if it is not known. It is compared where the bytes pass through here; a
-            copy inside a store is compared by size (its bytes were never ours to spoil; `verify` reads them).
+        digest: SHA-256 of the object, empty if it is not known. It is compared if the bytes pass through here. A copy
+            inside a store is compared by size only (this process cannot damage its bytes; `verify` reads them).
 
     Returns:
         Bytes of the object.
@@ -48,7 +48,7 @@ def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected
 
 
 def is_inside(source: Store, target: Store) -> bool:
-    """Whether objects go from one to the other without their bytes passing through here."""
+    """Return whether objects are copied from one to the other without their bytes passing through here."""
     return _inside(source, target) is not None
 
 

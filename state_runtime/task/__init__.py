@@ -1,1 +1,1 @@
-"""What runs in a Spark task: restore → process → log → acknowledge."""
+"""The code that runs in a Spark task: restore → process → log → acknowledge."""

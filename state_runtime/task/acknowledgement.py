@@ -1,6 +1,6 @@
-"""What a task tells the driver of its epoch; values only, pure.
+"""The acknowledgement that a task sends to the driver for its epoch; values only, pure.
 
-How it travels, `driver/acknowledgements.py` and docs/design/0002-acknowledgements.md say.
+driver/acknowledgements.py and docs/design/0002-acknowledgements.md describe how it is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from state_runtime.snapshot.shard_versions import NO_VERSION
 __all__ = ["EMPTY_TASK", "Acknowledgement", "PersistedFiles"]
 
 EMPTY_TASK = -1
-"""Stands for the shard of a task that had no input: nothing tells which one it was."""
+"""The shard number of a task without input: its shard is not known."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class PersistedFiles:
     Attributes:
         shard: None if the shard's entry in the driver's listing is still right.
         schemas: of its columns, see `ShardListing.schemas`.
-        uploaded: the objects that are new; every other one must be in a listing already.
-        totals: what uploading them cost.
+        uploaded: the new objects; all others must be in a listing already.
+        totals: the cost of uploading them.
     """
 
     shard: ShardFiles | None = None
@@ -39,37 +39,37 @@ class PersistedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledgement:
-    """What one attempt of one task did; the driver keeps one per stage and shard.
+    """The work of one attempt of one task; the driver keeps one acknowledgement per stage and shard.
 
     Life cycle: made when the attempt has ended well → sent with its success → chosen among the attempts of its shard
     (`Acknowledgements.take`) → taken into the head.
 
     Attributes:
-        epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
+        epoch: unique to the driver's attempt at the epoch, to recognize late acknowledgements of an earlier action.
         shard: `EMPTY_TASK` for a task without input: it touched no state.
         version: local version after the epoch; `NO_VERSION` if it could not be written.
-        input_rows: rows that came, each counted although Spark may have aggregated them before the shuffle.
-        partial_rows: as how many they came then; 0 if they came as they are.
-        row_bytes: what a row took in memory, in the piece with the widest ones on average; 0 if none came.
+        input_rows: rows that came, each counted even if Spark aggregated them before the shuffle.
+        partial_rows: the number of rows after that aggregation; 0 if Spark did not aggregate.
+        row_bytes: bytes of a row in memory, in the piece with the widest rows on average; 0 if no row came.
         rows_added: live state rows gained.
         changed_rows: state rows that were written.
         late_rows: input rows that came too late.
-        next_due_ms: lower bound of when this shard must be visited next, rows or none; None: never.
+        next_due_ms: lower bound of when this shard must be visited next, even without rows; None: never.
         changes: of the shard's state; empty with the changelog off.
         files: with the changelog off the shard's files, in place of `changes`.
         staged: the output.
-        restored: where the state came from (`RestoreNumbers.kind`); `restore_ms` says how long that took, and
-            `restored_bytes` what was read from the primary store.
+        restored: where the state came from (`RestoreNumbers.kind`); `restore_ms` is the duration, and
+            `restored_bytes` the bytes read from the primary store.
         local_failed: a local copy could not be read, written or tidied.
         processed_rows: rows that were processed, of this epoch and of earlier ones.
-        left: per epoch that read them what is left of the shard's rows: this epoch's number, and of each earlier one
-            that the task was given rows of.
-        kept: the parts of this epoch's rows that are left; `kept_columns` says which columns they have.
-        slices: in which the rows were processed, and how long that took.
+        left: per epoch that read them the shard's rows that are left: for this epoch's number, and for each earlier one
+            whose rows the task was given.
+        kept: the parts of this epoch's rows that are left; `kept_columns` has their columns.
+        slices: number of slices in which the rows were processed, and how long that took.
         inflight_read_bytes: of rows of earlier epochs, read from the primary store.
-        spilled_bytes: of rows that waited on the host's disk because they were too many to be held.
+        spilled_bytes: of rows that waited on the host's disk because they were too many for memory.
         began_at_ms: wall clock when the task began.
-        processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
+        processed_at_ms: wall clock when the last row was processed and its output staged: the snapshot follows.
         executor: that ran the attempt (`executor_id`).
     """
 
@@ -105,7 +105,7 @@ class Acknowledgement:
 
     @property
     def is_pending(self) -> bool:
-        """Whether only the driver's memory has changes of the shard, or the way to those that the task uploaded."""
+        """Whether only the driver's memory has changes of the shard, or the reference to changes that were uploaded."""
         return self.files.shard is not None or bool(self.changes.parts)
 
     @property

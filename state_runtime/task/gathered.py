@@ -1,8 +1,8 @@
-"""What a task gets from Spark, brought into the order of its keys, within a bound on its memory.
+"""A task's input from Spark, brought into the order of its keys, within a bound on its memory.
 
-Up to `bytes_max` the rows are held. What is more is sorted a chunk at a time, written to the host's disk as a run, and
-mapped: it is in no task's private memory then. Runs have no name once they are open, so a killed task leaves none. A
-disk that cannot take them costs memory and nothing else: the rows are held then, however many they are.
+Up to `bytes_max` the rows are held in memory. More rows are sorted a chunk at a time, written to the host's disk as a
+run, and mapped: no task has them in private memory then. Runs have no name once they are open, so a killed task leaves
+no file. If the disk cannot take them, the only cost is memory: all the rows are held then.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from state_runtime.task.spill import mapped
 __all__ = ["Gathered", "gather", "readable", "row_bytes_of"]
 
 _LOG = logging.getLogger(__name__)
-# Where a task has few rows of its own, those of earlier epochs are processed by parts.
+# Where a task has few rows of this epoch, those of earlier epochs are processed by parts.
 _ROWS_MIN = 1 << 20
 _INTERNAL = (HASH_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
-# `monotonically_increasing_id` gives the rows of a partition numbers of so many bits.
+# `monotonically_increasing_id` numbers the rows of a partition with this many bits.
 _PLACE_BITS = 33
 
 
@@ -43,12 +43,13 @@ class Gathered:
     """A task's input.
 
     Attributes:
-        shard: which one; rows say it, Spark's partition number does not, once user code unites two frames.
+        shard: number of the shard, taken from the rows: Spark's partition number is wrong once user code unites two
+            frames.
         begin: the rows of this epoch, from their beginning.
-        input_rows: how many they are, each counted although Spark may have aggregated them before the shuffle.
-        partial_rows: as how many they came then; 0 if they came as they are.
+        input_rows: their number, each counted even if Spark aggregated them before the shuffle.
+        partial_rows: the number of rows after that aggregation; 0 if Spark did not aggregate.
         row_bytes: of the piece with the widest rows on average.
-        slice_rows_max: so many can be processed in one slice.
+        slice_rows_max: number of rows that can be processed in one slice.
         initial: rows of the initial state, in the operator's first epoch.
         empty: no row, in the data columns.
         spilled_bytes: of the rows that wait on disk.
@@ -66,12 +67,12 @@ class Gathered:
 
 
 def row_bytes_of(batch: pa.RecordBatch) -> int:
-    """What a row of a batch takes in memory, on average and rounded up; 0 without rows."""
+    """Return the bytes of a batch's row in memory, on average and rounded up; 0 without rows."""
     return -(-batch.nbytes // batch.num_rows) if batch.num_rows else 0
 
 
 def readable(batches: Iterable[pa.RecordBatch], operator: str) -> Iterator[pa.RecordBatch]:
-    """What Spark has for a task, each batch once its text was looked at (state/text.py).
+    """Yield Spark's batches for a task, each after its text was checked (state/text.py).
 
     Raises:
         InvalidData: a text is not UTF-8.
@@ -101,11 +102,11 @@ def _not_utf8(operator: str, batch: pa.RecordBatch, column: str, row: int) -> In
 def gather(
     batches: Iterable[pa.RecordBatch], keys: KeyColumns, parallelism: int, bytes_max: int, folder: Path, ids: Ids
 ) -> Gathered | None:
-    """Take what Spark has for a task; None if that is nothing, not even a row that wakes the shard.
+    """Collect Spark's rows for a task; None if no row came, not even one that wakes the shard.
 
     Args:
-        parallelism: rows say by their hashes which of so many shards they belong to.
-        bytes_max: what may be held, about.
+        parallelism: number of shards; the hash of a row gives its shard.
+        bytes_max: about as much is held in memory.
         folder: for runs; made when it is needed.
     """
     held: list[pa.RecordBatch] = []
@@ -117,7 +118,7 @@ def gather(
         held.append(batch)
         size += batch.nbytes
         row_bytes = max(row_bytes, row_bytes_of(batch))
-        # What an operator begins with comes once in its life, and with rows that are no input: it is held.
+        # An operator's initial state comes once in its life, with rows that are no input: it is held in memory.
         if size > bytes_max and INITIAL_COLUMN not in batch.schema.names and spill.is_possible:
             spill.add(concat(held, held[0].schema))
             held, size = [], 0
@@ -202,7 +203,7 @@ class _Spill:
         self._bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Sort a chunk and let it wait on disk; in memory, from now on, if the disk does not take it."""
+        """Sort a chunk and spill it to disk; if the disk does not take it, hold this and all later chunks in memory."""
         self._shard = _shard(rows, self._parallelism)
         waking, rows = rows, _without_wake_rows(rows, _places(rows))
         if not rows.num_rows:
@@ -244,7 +245,7 @@ class _Spill:
 
 @lru_cache(maxsize=64)
 def _warn_not_spilled(folder: Path, why: str) -> None:
-    """Once in a worker process, not in each epoch."""
+    """Warn once in a worker process, not in each epoch."""
     _LOG.warning(
         "%s takes no rows that wait: %s; they are held in memory, and task_bytes_max does not bound them", folder, why
     )

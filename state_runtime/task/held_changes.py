@@ -1,8 +1,8 @@
-"""A task's changes, where they are too many to be held until it is done: on the host's disk, and on their way.
+"""A task's changes, if they are too many for memory until it is done: on the host's disk, and already being uploaded.
 
-A shard that is given much more than a task may hold changes much, too. What an operator has changed so far is written
-to a file that has no name once it is open, and mapped; and with the changelog on it is encoded and its upload begins,
-while the operator goes on with the next slice.
+A shard that gets much more input than a task may hold also changes much. The operator's changes until now are written
+to a file that has no name once it is open, and mapped. With the changelog on they are also encoded and their upload
+begins, while the operator continues with the next slice.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class HeldChanges:
-    """Life cycle: `keep` as the operator asks for it → `writer` and `sent` go to `persist`, or `abandon`.
+    """Life cycle: `keep` when the operator calls it → `writer` and `sent` go to `persist`, or `abandon`.
 
     Args:
-        begin: makes the writer of what is on its way; None if nothing is sent while the task is at work.
+        begin: makes the writer of the upload; None if nothing is sent while the task is at work.
 
     Attributes:
         writer: None as long as nothing was kept.
-        sent: the `id` of batches that were given to it.
+        sent: the `id` of batches that were given to the writer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HeldChanges:
         self.sent: set[int] = set()
 
     def keep(self, state: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows, mapped from disk; the rows themselves if it does not take them.
+        """Return the same rows, mapped from disk; the given rows if the disk does not take them.
 
         Raises:
             StoreUnavailable: no room for an upload within its deadline.
@@ -71,12 +71,12 @@ class HeldChanges:
         return kept
 
     def abandon(self) -> None:
-        """The task begins anew, or fails: what was sent is deleted."""
+        """Delete the changes that were sent: the task begins again, or fails."""
         if self.writer is not None:
             self.writer.abandon()
 
 
 @lru_cache(maxsize=64)
 def _warn_not_kept(folder: Path, why: str) -> None:
-    """Once in a worker process, not in each epoch."""
+    """Warn once in a worker process, not in each epoch."""
     _LOG.warning("%s takes no changes: %s; they are held in memory until the epoch ends", folder, why)

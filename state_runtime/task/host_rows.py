@@ -1,12 +1,12 @@
-"""In-flight rows on a host: copies of parts, and the store where a copy is missing or damaged.
+"""In-flight rows on a host: copies of parts, and the store if a copy is missing or damaged.
 
     <local dir>/state/<root id>-<job uid>/<operator>/rows/<attempt at an epoch>-<SHA-256 of the part's bytes>
 
-A part is kept under its digest, byte for byte as it is on the store, and compared with it whenever it is read; so it
-does not matter who wrote it, when, and for which parallelism. The attempt in the name says whose it is as long as no
-snapshot names it. A task writes what it leaves beside its upload; so a
-restart in place reads nothing of the store. Like all local copies they may be lost at any time, and nothing fails for
-want of them, unless the driver's memory alone has the part: then the driver writes it, and the epoch is run again.
+A part is stored under its digest, byte for byte as on the store, and compared with the digest at each read. So its
+writer, its time and its parallelism do not matter. The attempt in the name marks its owner as long as no snapshot names
+the part. A task writes the rows that it leaves beside its upload, so a restart in place reads nothing from the store.
+Like all local copies they may be lost at any time, and nothing fails without them, unless only the driver's memory has
+the part: then the driver writes it, and the epoch is run again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _NAME = re.compile(r"([0-9A-Za-z]+)-([0-9a-f]{64})\Z")
 
 
 class HostRows:
-    """One task's way to rows in flight.
+    """One task's access to rows in flight.
 
     Args:
         folder: of the operator's copies on this host (`rows_folder`).
         epoch: the driver's attempt at the epoch.
-        root: opens the job root; only called where a copy does not serve.
+        root: opens the job root; only called if no copy is usable.
         keeps: whether copies are used and made at all.
 
     Attributes:
@@ -62,7 +62,7 @@ class HostRows:
         self.has_failed = False
 
     def keep(self, part: PartEntry, body: pa.Buffer | bytes) -> None:
-        """Write a copy of a part; silent if that fails (invariant 5), and counted."""
+        """Write a copy of a part. A failure is silent (invariant 5), and counted."""
         if not self._keeps:
             return
         path = self._folder / f"{self._epoch}-{part.digest}"
@@ -79,11 +79,11 @@ class HostRows:
             self._copies[part.digest] = path
 
     def read(self, held: RowsPart) -> SortedRows:
-        """The rows of a part.
+        """Read the rows of a part.
 
         Raises:
-            ChangesPending: no copy serves, and only the driver has it. MissingFile, CorruptSegment: the primary store
-                is damaged. StoreUnavailable: try again.
+            ChangesPending: no copy is usable, and only the driver has the part. MissingFile, CorruptSegment: the
+                primary store is damaged. StoreUnavailable: try again.
         """
         body = self._copy(held.part)
         if body is None:
@@ -119,7 +119,7 @@ class HostRows:
 
     @cached_property
     def _copies(self) -> dict[str, Path]:
-        """The copies on this host, by digest."""
+        """Return the copies on this host, by digest."""
         if not self._keeps:
             return {}
         return {digest: path for _, digest, path in self._files()}
@@ -128,7 +128,7 @@ class HostRows:
         try:
             names = os.listdir(self._folder)
         except OSError:
-            return  # there are none
+            return  # there are no copies
         for name in names:
             named = _NAME.match(name)
             if named is not None:
@@ -149,4 +149,4 @@ class HostRows:
                 if is_abandoned(left, self._clock):
                     left.unlink(missing_ok=True)
         except OSError:
-            return  # another task was quicker, or the folder is not ours any more
+            return  # another task was quicker, or this process may no longer write there

@@ -1,4 +1,4 @@
-"""What a task leaves of its input at an epoch's deadline: made durable, part by part, and copied on the host."""
+"""The rows that a task leaves at an epoch's deadline: made durable, part by part, and copied on the host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["begin_keeping"]
 def begin_keeping(
     job: TaskJob, operator: str, access: ShardAccess, host: HostRows, rows: RowPass, uploader: Uploader, ids: Ids
 ) -> WrittenParts:
-    """Encode what is left of this epoch's rows, which is taken from the pass, and begin to upload it if it is too large
-    to ride along.
+    """Take the remaining rows of this epoch from the pass, encode them, and begin their upload if they are too large to
+    be sent with the acknowledgement.
 
     Raises:
         StoreUnavailable: no room for an upload within its deadline.

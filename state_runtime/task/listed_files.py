@@ -1,8 +1,8 @@
-"""With the changelog off: what the driver's listing says of each shard, as tasks are told it; pure.
+"""With the changelog off: the entries of the driver's listing for each shard, as tasks get them; pure.
 
-Tasks of one stage share one function, and with it whatever it holds: were the listing in it, every task would be sent
-the files of all shards. So it is broadcast, once for each executor, and packed so that a task unpacks its own shard's
-entry and no other.
+Tasks of one stage share one function, with all that it holds: with the listing in it, every task would get the files of
+all shards. So the listing is broadcast, once for each executor, and packed so that a task unpacks only its own shard's
+entry.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["ListedFiles"]
 
 @dataclass(frozen=True)
 class ListedFiles:
-    """Of one operator, per shard, which objects on the primary store hold which files."""
+    """The objects on the primary store that hold the files of one operator, per shard."""
 
     _packed: Mapping[int, str]
 
     @staticmethod
     def of(shards: Iterable[ShardFiles]) -> ListedFiles:
-        """The listing's entries of one operator. Small files, which lie in the listing itself, are left out."""
+        """Pack the listing's entries of one operator, without small files, which are stored in the listing itself."""
         return ListedFiles({s.shard: json.dumps({f.digest: f.path for f in s.files if f.path}) for s in shards})
 
     def paths(self, shard: int) -> Mapping[str, str] | None:
-        """Paths of objects by the digest of what they hold; None if the listing has no entry of the shard."""
+        """Return paths of objects by the digest of their content; None if the listing has no entry of the shard."""
         packed = self._packed.get(shard)
         if packed is None:
             return None

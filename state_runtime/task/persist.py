@@ -1,4 +1,4 @@
-"""What a task makes durable of its epoch: its changes on the primary store, and its local version."""
+"""The durable results of a task's epoch: its changes on the primary store, and its local version."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Step:
         attempt: id of the local version after it.
         before: id of the one before it.
         base: the state before it.
-        changes: per state what changed, sorted; states without changes are left out.
+        changes: per state the changed rows, sorted; states without changes are left out.
         due_taken: see `ShardStore.write`.
-        writer: of the parts that are on their way already; None if none are.
-        sent: the `id` of the batches of `changes` that were given to it.
-        listed: with the changelog off what the driver's listing says of the shard (`ListedFiles.paths`).
-        restored: whether `base` came from the primary store, so that nothing of it is on local disk yet.
+        writer: of the parts whose upload has begun already; None without such parts.
+        sent: the `id` of the batches of `changes` that were given to the writer.
+        listed: with the changelog off the driver's listing of the shard (`ListedFiles.paths`).
+        restored: whether `base` came from the primary store, so that local disk does not have it yet.
     """
 
     attempt: str
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Persisted:
-    """What the driver must know of it.
+    """The part of a persisted step that the driver needs.
 
     Attributes:
         version: local version after the epoch; `NO_VERSION` if it could not be written.
@@ -71,7 +71,7 @@ class Persisted:
 
 
 def changes_writer(job: TaskJob, operator: str, access: ShardAccess) -> PartsWriter:
-    """For the changes of a task."""
+    """Return a writer for the changes of a task."""
     return task_writer(
         lambda: access.root,
         uploader(job.settings.upload),
@@ -87,7 +87,7 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
     """Make a shard's step durable, as far as a task can: the driver's manifest completes it.
 
     Raises:
-        InvalidData: a key has more in this epoch than is read back.
+        InvalidData: the changes of a key in this epoch are larger than can be read back.
         StoreUnavailable, OutcomeUnknown: an upload failed; the epoch fails and is run again.
     """
     refuse_large_keys(operator.uid, step.changes)
@@ -98,7 +98,7 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
         writer, operator=operator.uid, hash_range=access.hash_range, changes=step.changes, sent=step.sent
     )
     try:
-        # The local version is written while the upload runs: the slower of the two is what a task takes.
+        # The local version is written while the upload runs: a task takes as long as the slower of the two.
         version, failed = access.write(
             step.attempt, step.base, step.changes, step.before, step.restored, step.due_taken
         )
@@ -117,7 +117,7 @@ def refuse_large_keys(operator: str, changes: Mapping[str, Changed], bytes_max: 
         changes: per state.
 
     Raises:
-        InvalidData: a key has more than `bytes_max`.
+        InvalidData: the changes of a key are larger than `bytes_max`.
     """
     # No key is in two batches.
     for state, batch in ((state, batch) for state, changed in changes.items() for batch in batches_of(changed)):
@@ -147,5 +147,5 @@ def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: 
 
 @lru_cache(maxsize=4)
 def uploader(policy: UploadSettings) -> Uploader:
-    """The one of this worker process, so that all of its tasks share the bound on bytes in flight."""
+    """Return the uploader of this worker process, so that all of its tasks share the bound on bytes in flight."""
     return Uploader(policy, SYSTEM_CLOCK)

@@ -1,9 +1,9 @@
 """With the changelog off: a task uploads the new files of its shard's local version, after every epoch.
 
-What is not new is told by digest: the files that the driver's listing names of the shard, and of the listing that the
-shard was restored from. So a run that compaction wrote is uploaded once, whichever shard or version holds it. Uploading
-after each epoch, and not only at the end of a checkpoint's interval, keeps the checkpoint as short as its last epoch;
-files that do not live to see the checkpoint are garbage then.
+Files that are not new are named by digest: the files of the shard that the driver's listing names, and those of the
+listing that the shard was restored from. So a run that compaction wrote is uploaded once, in whichever shard or version
+it is. Uploading after each epoch, and not only at the end of a checkpoint's interval, keeps the checkpoint as short as
+its last epoch. Files that are replaced before the checkpoint become garbage.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def persist_files(
     """Make a shard's state durable as files.
 
     Args:
-        after: the state after the epoch, for the case that there is no local version of it.
+        after: the state after the epoch, in case no local version has it.
         version: the local version after the epoch; `NO_VERSION` if it could not be written. Then the whole state is
             uploaded from memory, as Arrow runs: a local failure never fails a checkpoint.
         changed: whether the epoch changed anything in the shard.
-        listed: what the driver's listing says of the shard (`ListedFiles.paths`).
+        listed: the driver's listing of the shard (`ListedFiles.paths`).
 
     Raises:
-        StoreUnavailable: an upload failed; the epoch fails and is run again. What was uploaded is garbage.
+        StoreUnavailable: an upload failed; the epoch fails and is run again. Objects uploaded before are garbage.
     """
     if listed is not None and not changed:
         return PersistedFiles()
@@ -73,7 +73,7 @@ def persist_files(
         exported = access.export(version) if version != NO_VERSION else None
         bodies = _local_bodies(exported, known) if exported is not None else None
     except (OSError, LocalCopyUnusable):
-        exported, bodies = None, None  # the disk failed right after the write: the same as if it had failed before
+        exported, bodies = None, None  # the disk failed right after the write: handled as a failure before it
     if exported is None or bodies is None:
         version, backend = SYSTEM_IDS.short(), "arrow"
         exported, bodies = _from_memory(version, after, operator.state_schemas)
@@ -99,10 +99,10 @@ def persist_files(
 
 
 def _local_bodies(exported: VersionFiles, known: Known) -> dict[str, bytes]:
-    """The files that must be uploaded, by digest, checked against what the backend says of them.
+    """Read the files that must be uploaded, by digest, checked against the backend's description.
 
     Raises:
-        OSError, LocalCopyUnusable: they cannot be read, or are others by now.
+        OSError, LocalCopyUnusable: they cannot be read, or have changed.
     """
     bodies = {}
     for file in exported.files:
@@ -118,7 +118,7 @@ def _local_bodies(exported: VersionFiles, known: Known) -> dict[str, bytes]:
 def _from_memory(
     version: str, after: StateReader, schemas: Mapping[str, StateSchema]
 ) -> tuple[VersionFiles, dict[str, bytes]]:
-    """The whole state as Arrow runs, without the local disk."""
+    """Return the whole state as Arrow runs, without the local disk."""
     runs: dict[str, tuple[pa.Buffer, int]] = {}
     for state, schema in schemas.items():
         batch = after.whole(state)
@@ -139,7 +139,7 @@ def _upload(
     known: Known,
     uploader: Uploader,
 ) -> tuple[tuple[StoredFile, ...], UploadTotals]:
-    """Upload what is new, several files at a time; small ones ride along."""
+    """Upload new files, several at a time; small ones become part of the listing."""
     uploads: dict[str, Upload] = {}
     try:
         for digest, body in bodies.items():
@@ -165,7 +165,7 @@ def _upload(
 
 
 def _attempt_names(job: TaskJob, operator: str, shard: int, version: str, digest: str) -> Iterator[str]:
-    """Every attempt has a name of its own; nobody else writes for this version, whose id is random."""
+    """Yield a different name for each attempt. No other task writes for this version, whose id is random."""
     while True:
         name = named_for(job.snapshot_id, f"{shard}-{version}-{digest[:16]}")
         yield shard_file_path(job.term, operator, f"{name}-{SYSTEM_IDS.short()}")

@@ -1,4 +1,4 @@
-"""One task's way to its shard's state: the local copy if it serves, else the primary store."""
+"""One task's access to its shard's state: a usable local copy, else the primary store."""
 
 from __future__ import annotations
 
@@ -41,25 +41,24 @@ __all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"
 _LOG = logging.getLogger(__name__)
 # Folders and runs that this worker process has settled: once is enough, and an epoch does not wait for it again.
 _SETTLED: set[tuple[Path, str]] = set()
-# Other places of the root are asked only for what may be given up here; an epoch waits meanwhile, and goes on without.
+# Other places of the root are asked only which local files may be removed here; an epoch waits briefly, then continues.
 _PATIENCE = Patience(connect_s=2.0, read_s=3.0, call_s=5.0)
 
 
 @dataclass(frozen=True)
 class TaskJob:
-    """What every task of an epoch needs to know of its job. `storage_options` may hold secrets and has no place in a
-    repr.
+    """The job's properties that every task of an epoch needs. `storage_options` may hold secrets, so repr omits them.
 
     Attributes:
         epoch: unique to the driver's attempt at the epoch.
         snapshot_id: that the epoch will end in, at the next checkpoint.
         base_snapshot_id: the newest committed one.
-        pending: segments of the epochs since, in order: what no manifest names yet.
-        shards: with the changelog off the listing of files after the epochs since, if it was written: what no manifest
-            names yet.
-        root_id: of the job root, see there; empty is that of the store's URL and the job's name.
-        base_commit_id: of the newest committed snapshot: tells it from any other of its id.
-        run_uid: of the run; empty where nothing on the host is to follow the job.
+        pending: segments of later epochs, in order, which no manifest names yet.
+        shards: with the changelog off the listing of files after later epochs, if it was written: no manifest names it
+            yet.
+        root_id: of the job root (see `root_id`); empty: that of the store's URL and the job's name.
+        base_commit_id: of the newest committed snapshot; distinguishes it from any other with its id.
+        run_uid: of the run; empty if nothing on the host is to be bound to the job.
     """
 
     name: str
@@ -89,23 +88,23 @@ class TaskJob:
 
 
 def root_id(url: str) -> str:
-    """What tells a job root from its copies on this host, which have its uid: a digest of where it lies."""
+    """Return a digest of a job root's place: it separates a root from its copies on this host, which share its uid."""
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
 
 
 def local_folder(job: TaskJob, what: str) -> Path:
-    """Where this host keeps a kind of files of the job: "state" or "objects".
+    """Return the folder of this host for one kind of files of the job: "state" or "objects".
 
-    Hosts may have other disks than the driver: the executor's environment decides. The place of the job root is in the
-    name, so that a root and its copies never meet, in two stores or in one; a root that was moved takes its folder
-    along (`state_folder`).
+    The executor's environment decides, because hosts may have other disks than the driver. The place of the job root is
+    in the name, so that a root and its copies never share a folder, in two stores or in one. A root that was moved
+    takes its folder along (`state_folder`).
     """
     place = job.root_id or root_id(f"{job.store_url.rstrip('/')}/{job.name}")
     return Path(os.environ.get("STILLSTATE_LOCAL_DIR") or job.local_dir) / what / f"{place}-{job.uid}"
 
 
 def state_folder(job: TaskJob) -> Path:
-    """`local_folder` of state, with what the job has on this host from other places of its root (copy_ownership.py)."""
+    """Return `local_folder` of state, with the job's files from other places of its root (copy_ownership.py)."""
     folder = local_folder(job, "state")
     if job.run_uid and (folder, job.run_uid) not in _SETTLED:
         _SETTLED.add((folder, job.run_uid))
@@ -115,19 +114,19 @@ def state_folder(job: TaskJob) -> Path:
 
 
 def rows_folder(job: TaskJob, operator: str) -> Path:
-    """Where this host keeps an operator's rows that wait, of all shards."""
+    """Return the folder of this host for an operator's rows that wait, of all shards."""
     return state_folder(job) / operator / "rows"
 
 
 @dataclass(frozen=True)
 class RestoreNumbers:
-    """What bringing a shard's state back took.
+    """The cost of bringing a shard's state back.
 
     Attributes:
-        kind: "" if it was at hand; "local" a matching copy of an earlier run; "stale" older copies and what the primary
-            adds; "primary".
+        kind: "" if it was at hand; "local" a matching copy of an earlier run; "stale" older copies and later changes
+            from the primary; "primary".
         bytes: read from the primary store.
-        local_failed: a local copy that should have served did not.
+        local_failed: a local copy that should have been usable was not.
     """
 
     kind: str = ""
@@ -138,28 +137,28 @@ class RestoreNumbers:
 
 @lru_cache(maxsize=16)
 def _disk(folder: Path) -> LocalDisk:
-    """The one of this worker process, so that a folder is not measured by every task."""
+    """Return the disk object of this worker process, so that a folder is not measured by every task."""
     return LocalDisk(folder, SYSTEM_CLOCK)
 
 
 @lru_cache(maxsize=1024)
 def _warn_left_behind(folder: Path, why: str) -> None:
-    """Once in a worker process, not in each epoch; how often it happened is counted in `local_failures`."""
+    """Warn once in a worker process, not in each epoch; `local_failures` counts all cases."""
     _LOG.warning("outdated local files in %s could not be removed: %s; they take up space", folder, why)
 
 
 class ShardAccess:
-    """One task's way to its shard's state: a local copy if one serves, else the primary store.
+    """One task's access to its shard's state: a usable local copy, else the primary store.
 
     Args:
-        committed: the local versions of all shards at the newest checkpoint, if they are known. This shard's
-            outlives the epochs since, because a restart begins there; and where others have none yet, they may still
-            need what an earlier parallelism left.
+        committed: the local versions of all shards at the newest checkpoint, if they are known. This shard's version
+            is kept during later epochs, because a restart begins there. While other shards have no version yet, they
+            may still need files of an earlier parallelism.
         pending: whether changes of this shard are in the driver's memory only, so that the primary does not have its
             state.
 
     Attributes:
-        shard: which one.
+        shard: its number.
         numbers: of the restore, once the state is open.
         listing: of the files that a restore read, if there is one.
     """
@@ -197,7 +196,7 @@ class ShardAccess:
         return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, exported=exported)
 
     def export(self, version: str) -> VersionFiles:
-        """The files of a local version. Raises LocalCopyUnusable."""
+        """Return the files of a local version. Raises LocalCopyUnusable."""
         return self._local.export(version)
 
     @cached_property
@@ -205,14 +204,14 @@ class ShardAccess:
         return self._job.root()
 
     def open(self, version: str, *, verify: bool) -> StateReader:
-        """The state before the epoch.
+        """Open the state before the epoch.
 
         Args:
-            version: the local version that holds it, as far as the driver knows.
-            verify: an earlier run wrote it, so that it must be checked; without `local_recovery` it is not used.
+            version: the local version that holds it, by the driver's knowledge.
+            verify: an earlier run wrote it, so it must be checked; without `local_recovery` it is not used.
 
         Raises:
-            ChangesPending: see `restore`; and what a restore from the primary raises.
+            ChangesPending: see `restore`; also the errors of a restore from the primary.
         """
         if version != NO_VERSION and (not verify or self._job.settings.local_recovery.enabled):
             started_s = SYSTEM_CLOCK.monotonic_s()
@@ -227,13 +226,13 @@ class ShardAccess:
         return self.restore(version)
 
     def tidied(self, attempt: str, before: str, base: StateReader) -> StateReader:
-        """The same state after a part of the upkeep that is due; a failure costs longer look-ups, nothing else.
+        """Return the same state after some of the due upkeep; a failure costs only longer look-ups.
 
-        It is done before the rows are processed, because all that comes after them is the checkpoint's time: removing
+        It is done before the rows are processed, because all work after them counts as the checkpoint's time: removing
         the inputs of a large merge alone takes longer than a whole checkpoint does otherwise.
 
         Args:
-            before: the local version that `base` is.
+            before: id of the local version `base`.
         """
         if self._restored is not None:
             return base
@@ -251,17 +250,17 @@ class ShardAccess:
 
     @property
     def from_primary(self) -> bool:
-        """Whether the state before the epoch was restored (or there is none), so that its local version is not the
-        driver's."""
+        """Whether the state before the epoch was restored (or the shard has no state), so that its local version is not
+        the driver's."""
         return self._restored is not None
 
     def restore(self, version: str, *, local_failed: bool = False, local: bool = True) -> StateReader:
-        """The state before the epoch, from other local copies and the primary store (restore/shard.py).
+        """Restore the state before the epoch, from other local copies and the primary store (restore/shard.py).
 
         Args:
-            version: the local version that should have served, and does not.
+            version: the local version that should have been usable, and is not.
             local_failed: whether it is known to be damaged or missing.
-            local: whether any other copy may serve.
+            local: whether any other copy may be used.
 
         Raises:
             ChangesPending: the driver holds changes of the shard; nothing was read.
@@ -279,7 +278,8 @@ class ShardAccess:
         try:
             self._restored = self._restore(objects, version, local)
         except (CorruptData, UnsupportedFormat):
-            # It may only be this host's copy of an object (invariant 5). If it is the primary, that is found once more.
+            # Perhaps only this host's copy of an object is damaged (invariant 5). If it is the primary, the next read
+            # finds that.
             if not objects.discard():
                 raise
             local_failed = True
@@ -293,7 +293,7 @@ class ShardAccess:
         job, schemas = self._job, self._operator.state_schemas
         manifest = self._manifest(objects, job.base_snapshot_id)
         if job.shards is not None:
-            # Of the manifest nothing counts any more: the listing is all of the state.
+            # Nothing else of the manifest counts any more: the listing is all of the state.
             manifest = replace(manifest, shards=job.shards, segments=(), layers=())
         self.listing = read_listing(objects, manifest)
         described = any(o.uid == self._operator.uid for o in manifest.operators)
@@ -329,7 +329,7 @@ class ShardAccess:
         return HostObjects(lambda: self.root, folder, settings.local_recovery.bytes_max, SYSTEM_CLOCK)
 
     def _manifest(self, objects: HostObjects, snapshot_id: int) -> Manifest:
-        """A snapshot's manifest, which all shards of the host need."""
+        """Return a snapshot's manifest, which all shards of the host need."""
         path = manifest_path(snapshot_id)
         wanted = WantedObject(path, bytes_max=MANIFEST_BYTES_MAX, of=self._job.base_commit_id)
         return Manifest.decode(objects.read(wanted).to_pybytes(), path)
@@ -343,14 +343,14 @@ class ShardAccess:
         restored: bool,
         due_taken: Mapping[str, int],
     ) -> tuple[str, bool]:
-        """Write the local version after the epoch. A failure costs a restore from the primary later, nothing else.
+        """Write the local version after the epoch. A failure costs only a restore from the primary later.
 
         Returns:
-            The version that is the state after the epoch now, and whether writing it failed, or removing outdated
-            files.
+            The version that is the state after the epoch now, and whether writing it, or removing outdated files,
+            failed.
         """
         if self._restored is not None and self._restored.kind and not self._restored.version:
-            return NO_VERSION, True  # there was no room for what was restored
+            return NO_VERSION, True  # the disk had no room for the restored state
         held = self._restored.version if self._restored is not None else before
         if not changes and not due_taken and not self._tidied:
             return held or before, self._is_left_behind
@@ -368,14 +368,14 @@ class ShardAccess:
         return attempt, self._is_left_behind
 
     def _remove_outdated(self, before: str) -> None:
-        """Local files of this host that neither this epoch nor a restart from the newest checkpoint begins with."""
+        """Remove local files that neither this epoch nor a restart from the newest checkpoint begins with."""
         committed = self._committed[self.shard] if self._committed else NO_VERSION
         self._local.prune(before, committed, epoch=self._job.epoch)
         self._discard_others()
         remove_outdated(self._folder, self._job.parallelism, self._committed)
 
     def _discard_others(self) -> None:
-        """What another backend kept of this shard is out of date for good."""
+        """Remove this shard's files of another backend, which stay outdated."""
         for backend in ("arrow", "rocksdb"):
             if backend != self._job.settings.backend:
                 discard(backend, self._folder / f"{self._job.parallelism}-{self.shard}", SYSTEM_CLOCK)

@@ -1,10 +1,10 @@
-"""The rows of all shards in one task: for epochs of few rows, in which a shuffle and a task per shard would be most of
-the time.
+"""The rows of all shards in one task: for epochs of few rows, in which a shuffle and a task per shard would take most
+of the time.
 
-The task does one shard after the other, as their own tasks would, in order of the shards: so what comes next in the
-plan gets the same rows in the same order. It must stay small. Rows are counted while they are read, before anything
-is done with them, and time is looked at between two shards; what is too much is refused with `TooMuchForOneTask`, and
-the driver runs the epoch with a task for each shard. See docs/design/0033-floor.md.
+The task does one shard after the other, as separate tasks would, in order of the shards. So the next steps of the plan
+get the same rows in the same order. The task must stay small. Rows are counted while they are read, before they are
+processed, and the time is checked between two shards. Too much work is refused with `TooMuchForOneTask`, and the driver
+runs the epoch with a task for each shard. See docs/design/0033-floor.md.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["SingleTaskLimits", "by_shard"]
 
 @dataclass(frozen=True)
 class SingleTaskLimits:
-    """What one task for all shards may get.
+    """The limits of one task for all shards.
 
     Attributes:
-        rows_max: several times what the driver expects of an epoch for which it takes one task: a burst need not be
+        rows_max: several times the rows that the driver expects of an epoch with one task, so that a burst need not be
             refused.
         bytes_max: in memory.
-        time_max_s: after so long, once its rows are there, no further shard is begun. Several times what such an epoch
-            takes on a slow machine.
+        time_max_s: time, from the arrival of its rows, after which no further shard is begun. Several times the
+            duration of such an epoch on a slow machine.
     """
 
     rows_max: int = 65_536
@@ -45,7 +45,7 @@ class SingleTaskLimits:
 def by_shard(
     batches: Iterable[pa.RecordBatch], shards: int, limits: SingleTaskLimits, clock: Clock
 ) -> Iterator[Iterable[pa.RecordBatch]]:
-    """The input of each shard, the first one's first; nothing for a shard without rows.
+    """Yield the input of each shard, in order; nothing for a shard without rows.
 
     Raises:
         TooMuchForOneTask: more rows or bytes came than one task should have, or it takes too long.

@@ -1,12 +1,11 @@
 """How far a task goes with its rows in one epoch: slice by slice, until they are done or the epoch's time is up.
 
-At the deadline no further slice begins, and what is left waits as in-flight rows. One slice is processed in any case,
-or nothing would ever move; half a second is had in any case; and a task goes on beyond the deadline as long as what
-it would leave is more than it may keep. Most tasks are done long before: where the rows fit, they are one slice, as
-if there were no deadline.
+At the deadline no further slice begins, and the remaining rows wait as in-flight rows. There are three exceptions. One
+slice is always processed, or the job would never advance. A task always has half a second. And a task continues past
+the deadline as long as its remaining rows are more than it may keep. Most tasks finish long before: where the rows fit,
+they are one slice, as if there were no deadline.
 
-How large a slice is: so that it takes a small share of the time, by the rate of the slices before it (of earlier
-epochs, at first).
+A slice is sized to take a small share of the time, by the rate of the slices before it (at first, of earlier epochs).
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from state_runtime.task.sorted_input import RowPass
 __all__ = ["NO_LIMITS", "Slicer", "StageBudget"]
 
 _SLICE_S = 0.2
-"""What a slice is to take, about: the deadline is overrun by one at most."""
+"""Target duration of a slice: the deadline is exceeded by one slice at most."""
 _LEAST_S = 0.5
-"""That a task may take although the time was up before it began: the first one of a run starts Python, too."""
+"""Time of a task even if the deadline passed before it began: the first task of a run also starts Python."""
 _FIRST_ROWS = 256
-"""Of an operator of which no rate is known."""
+"""Size of the first slice of an operator without a known rate."""
 _ROWS_MIN = 64
 _GROWTH = 8
-"""From one slice to the next: a rate that was seen on few rows may be far off."""
+"""Growth limit from one slice to the next: a rate that was measured on few rows may be far off."""
 _SURE = 0.5
-"""Rows that take this share of the time that is left are one slice."""
+"""Rows that take at most this share of the remaining time are one slice."""
 
 
 @dataclass(frozen=True)
 class StageBudget:
-    """What the tasks of one stage may take of an epoch.
+    """The limits of the tasks of one stage in an epoch.
 
     Attributes:
         deadline_ms: wall clock at which no further slice begins; None: all rows are processed.
-        within_s: so much of it is left at most, when a task begins, whatever the clock of its host says.
-        does_due: whether what is due is done, by tasks that are done with their rows.
-        due_was_done: an earlier epoch of the batch did what is due, in shards without rows in flight. What has become
+        within_s: upper bound of the time left when a task begins, in case its host's clock is wrong.
+        does_due: whether tasks that are done with their rows do their due work.
+        due_was_done: an earlier epoch of the batch did the due work, in shards without rows in flight. Work that became
             due there since (a timer that fired and set one that is due already) is due with the next batch.
         keep_bytes: per shard how much may be left, in memory.
         rows_per_s: of a task, in earlier epochs; 0 if not known.
@@ -62,8 +61,8 @@ NO_LIMITS = StageBudget()
 class Slicer:
     """Hands a shard's passes to an operator, slice by slice.
 
-    Life cycle: made when the task has its rows → `slices` is drained once → `rows_done` and the passes say how it
-    ended.
+    Life cycle: made when the task has its rows → `slices` is drained once → `rows_done` and the passes have the
+    result.
 
     Args:
         passes: those of older epochs first.
@@ -74,7 +73,7 @@ class Slicer:
     Attributes:
         count: slices.
         rows_done: rows that were processed.
-        took_s: what processing them took.
+        took_s: time spent on processing them.
         is_done: no row is left.
     """
 
@@ -105,17 +104,17 @@ class Slicer:
 
     @property
     def did_due(self) -> bool:
-        """Whether what is due was done with the last slice."""
+        """Whether the due work was done with the last slice."""
         was_done = self._budget.due_was_done and not any(p.epoch for p in self._passes)
         return self._budget.does_due and not was_done and self.is_done
 
     @property
     def is_done(self) -> bool:
-        """Whether no row is left. Ranges say so; the rows in them are guesses after a change of parallelism."""
+        """Whether no row is left, by the ranges: their numbers of rows are estimates after a change of parallelism."""
         return not any(p.left() for p in self._passes)
 
     def slices(self) -> Iterator[RowSlice]:
-        """One slice at least, which may have no rows. The last one says so if no row is left, and if what is due is to
+        """Yield at least one slice, which may have no rows. The last one is marked if no row is left and due work is to
         be done."""
         rows_total = sum(p.rows_left for p in self._passes)
         size = rows_total if self._is_one_slice(rows_total) else min(self._rows_max, self._sized(_FIRST_ROWS))
@@ -134,7 +133,7 @@ class Slicer:
                 yield RowSlice(taken.rows, is_last=is_last, begins_pass=begins, rest=rest)
                 begins = rest is not None
                 size = self._learned(self.rows_done - before, self._clock.monotonic_s() - begun_s, size)
-        # Without a row; or the last ranges turned out to have none, which the slice before could not know.
+        # A slice without rows: no row came, or the last ranges had none, which the slice before could not know.
         if self.count == 0 or (self.did_due and not is_last):
             self.count += 1
             yield RowSlice(self._passes[-1].none(), is_last=self.did_due)
@@ -160,7 +159,7 @@ class Slicer:
         return max(_ROWS_MIN, int(self._rows_per_s * _SLICE_S)) if self._rows_per_s else default
 
     def _learned(self, rows: int, took_s: float, size: int) -> int:
-        """The size of the next slice."""
+        """Return the size of the next slice."""
         self.took_s += took_s
         if self._deadline_s is None:
             return size

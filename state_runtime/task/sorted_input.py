@@ -1,8 +1,9 @@
-"""A shard's input as passes, each handed out in order of the key hashes: rows of this epoch, in memory or sorted on
-disk, and rows that earlier epochs left.
+"""A shard's input as passes, each in order of the key hashes: rows of this epoch, in memory or sorted on disk, and rows
+that earlier epochs left.
 
-Whoever takes rows from a pass says about how many; keys of one hash stay together. What was not taken is what is left.
-A hash with more rows than are to be held at once comes in pieces, which are read while an operator goes through them.
+The caller that takes rows from a pass gives an approximate number; keys of one hash stay together. Rows that were not
+taken are left. A hash with more rows than may be held at once comes in pieces, which are read while an operator
+processes them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Taken:
     """Some keys with their rows.
 
     Attributes:
-        rest: of a hash that comes in pieces those after `rows`; see `RowSlice.rest`.
+        rest: of a hash that comes in pieces, the rows after `rows`; see `RowSlice.rest`.
     """
 
     rows: GroupedRows
     rest: Iterator[GroupedRows] | None = None
 
     def pieces(self) -> Iterator[GroupedRows]:
-        """All of the rows."""
+        """Yield all of the rows."""
         yield self.rows
         yield from self.rest or ()
 
@@ -57,19 +58,19 @@ class RowPass(Protocol):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether all that is left is in memory in any case."""
+        """Whether all remaining rows are in memory in any case."""
         ...
 
     def take(self, rows_max: int) -> Taken | None:
-        """The next keys: about so many rows, all of one key in any case; None if nothing is left."""
+        """Take the next keys: about `rows_max` rows, at least all of one key; None if no row is left."""
         ...
 
     def left(self) -> tuple[RowsLeft, ...]:
-        """What is left, by ranges of hashes in ascending order."""
+        """Return the remaining rows, by ranges of hashes in ascending order."""
         ...
 
     def none(self) -> GroupedRows:
-        """No rows, in the columns of the pass."""
+        """Return no rows, in the columns of the pass."""
         ...
 
 
@@ -81,12 +82,12 @@ class KeyColumns:
     schema: pa.Schema
 
     def group(self, rows: pa.RecordBatch, hashes: Hashes, places: Positions) -> GroupedRows:
-        """Sorted and grouped."""
+        """Sort and group rows."""
         return group_rows(rows, hashes, places, self.names, self.schema)
 
 
 def batch_of(rows: GroupedRows) -> pa.RecordBatch:
-    """Grouped rows as they are stored in flight."""
+    """Return grouped rows in the form in which they are stored in flight."""
     return rows_batch(np.repeat(rows.hashes, rows.stops - rows.starts), rows.sequence, rows.rows)
 
 
@@ -143,7 +144,7 @@ class SortedRows:
     places: Positions
 
     def slice(self, first: int, end: int) -> SortedRows:
-        """The rows number `first` up to (without) `end`; nothing is copied."""
+        """Return the rows from number `first` up to (without) `end`; nothing is copied."""
         return SortedRows(self.rows.slice(first, end - first), self.hashes[first:end], self.places[first:end])
 
     def __len__(self) -> int:
@@ -154,8 +155,8 @@ class SpilledPass:
     """This epoch's rows in several sorted runs.
 
     Args:
-        runs: at least one, none is empty.
-        rows_held_max: of one hash so many rows are held at once.
+        runs: at least one; each has rows.
+        rows_held_max: the maximum number of rows of one hash that are held at once.
     """
 
     epoch = 0
@@ -193,7 +194,7 @@ class SpilledPass:
         return min(int(run.hashes[at]) for run, at in zip(self._runs, self._at) if at < len(run))
 
     def _ends(self, last: int) -> list[int]:
-        """Where the rows of hashes up to `last` end, per run."""
+        """Return, per run, where the rows of hashes up to `last` end."""
         return [
             at + int(np.searchsorted(run.hashes[at:], np.uint64(last), side="right"))
             for run, at in zip(self._runs, self._at)
@@ -203,7 +204,7 @@ class SpilledPass:
         return sum(end - at for end, at in zip(ends, self._at))
 
     def _last_hash(self, low: int, rows_max: int) -> int:
-        """The greatest hash up to which there are at most so many rows, and the lowest at least."""
+        """Return the greatest hash up to which there are at most `rows_max` rows; at least the lowest hash."""
         fits, too_many = low, HASH_MAX
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -225,7 +226,7 @@ class SpilledPass:
         )
 
     def _in_pieces(self, ends: list[int]) -> Taken:
-        """The rows of one hash, in order of their places."""
+        """Take the rows of one hash, in order of their places."""
         pieces = _pieces_by_place(self._go_to(ends), self._rows_held_max, self._grouped)
         return Taken(next(pieces), pieces)
 
@@ -242,7 +243,7 @@ class SpilledPass:
 def _pieces_by_place(
     runs: Sequence[SortedRows], rows_max: int, grouped: Callable[[Sequence[SortedRows]], GroupedRows]
 ) -> Iterator[GroupedRows]:
-    """The rows of one hash, at most so many at a time, merged by their places."""
+    """Yield the rows of one hash, at most `rows_max` at a time, merged by their places."""
     done = 0
     while runs:
         last = _last_place(runs, rows_max)
@@ -254,7 +255,7 @@ def _pieces_by_place(
 
 
 def _last_place(runs: Sequence[SortedRows], rows_max: int) -> int:
-    """The greatest place up to which there are at most so many rows, and the lowest at least."""
+    """Return the greatest place up to which there are at most `rows_max` rows; at least the lowest place."""
     fits = min(int(run.places[0]) for run in runs)
     too_many = min((int(run.places[rows_max]) for run in runs if len(run) > rows_max), default=None)
     if too_many is None:
@@ -273,13 +274,13 @@ def _end(run: SortedRows, last_place: int) -> int:
 
 
 class StoredPass:
-    """What an earlier epoch left, read part by part.
+    """The rows that an earlier epoch left, read part by part.
 
     Args:
         epoch: that read the rows.
         parts: in order of hash; each is read when its rows are due.
-        ranges: closed, ascending: what is left for the shard.
-        read: gives a part's rows, checked.
+        ranges: closed, ascending: the remaining rows of the shard.
+        read: returns a part's rows, checked.
         empty: no rows, in the columns that the operator reads.
     """
 
@@ -314,7 +315,7 @@ class StoredPass:
         return sum(left.bytes for left in self.left())
 
     def take(self, rows_max: int) -> Taken | None:
-        # A range need not have a row: one that was cut by shards may have none, whatever its share of the rows says.
+        # A range may have no row: this can happen to a range that was cut by shards, even if its share says otherwise.
         self._is_touched = True
         held = self._hold()
         if held is None:
@@ -333,7 +334,7 @@ class StoredPass:
         return Taken(self._grouped(held.slice(first, end)))
 
     def _hold(self) -> SortedRows | None:
-        """The part with the next rows; None if there are no more."""
+        """Return the part with the next rows; None if there are no more."""
         while self._held is None or self._at == len(self._held):
             if self._next == len(self._parts):
                 self._held = None
@@ -352,18 +353,18 @@ class StoredPass:
         return kept[0] if len(kept) == 1 else _joined(kept, self._empty)
 
     def _goes_on(self, key_hash: int) -> bool:
-        """Whether the part after the one that is held has more rows of a hash."""
+        """Return whether the part after the held one has more rows of a hash."""
         return self._next < len(self._parts) and self._parts[self._next].part.hash_low == key_hash
 
     def _in_pieces(self, held: SortedRows, first: int) -> Taken:
-        """The rows of a hash that several parts hold."""
+        """Take the rows of a hash that several parts hold."""
         key_hash = int(held.hashes[first])
         after = self._next
         while after < len(self._parts) and self._parts[after].part.hash_low == key_hash:
             after += 1
         more, self._next = self._parts[self._next : after], after
         self._at = len(held)
-        if more[-1].part.hash_high > key_hash:  # it goes on with other hashes, for which it is read once more
+        if more[-1].part.hash_high > key_hash:  # the part also has other hashes, for which it is read once more
             self._held = self._within_ranges(self._read(more[-1]))
             self._at = int(np.searchsorted(self._held.hashes, np.uint64(key_hash), side="right"))
 
@@ -413,8 +414,7 @@ def _joined(kept: Sequence[SortedRows], empty: pa.RecordBatch) -> SortedRows:
 
 
 def _counted(left: RowsLeft, held: SortedRows | None, at: int, later: Sequence[RowsPart]) -> RowsLeft:
-    """A range with the rows that it still has: of the part that is held exactly, of others by their share of the
-    range."""
+    """Count the rows that a range still has: exactly in the held part, in other parts by their share of the range."""
     rows = size = 0.0
     if held is not None:
         first = max(at, int(np.searchsorted(held.hashes, np.uint64(left.hash_low), side="left")))

@@ -1,4 +1,4 @@
-"""Batches that wait on the host's disk, in files without a name: a killed task leaves none."""
+"""Batches that wait on the host's disk, in files without a name: a killed task leaves no file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["mapped"]
 
 
 def mapped(batch: pa.RecordBatch, folder: Path, ids: Ids) -> pa.RecordBatch:
-    """The same batch, mapped from a file: none of it is in private memory.
+    """Return the same batch, mapped from a file: none of it is in private memory.
 
     Raises:
-        OSError: the disk is full, read-only, not ours.
+        OSError: the disk is full or read-only, or the folder belongs to another user.
     """
     make_private_folder(folder)
     path = folder / f".spill-{ids.uid()}.arrow"

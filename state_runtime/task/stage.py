@@ -1,14 +1,14 @@
-"""What runs in a Spark task: restore → process → log → acknowledge.
+"""The function that runs in a Spark task: restore → process → log → acknowledge.
 
-One *stage* is a stateful operator and the sinks that hang directly on its output, or only sinks. It runs inside
+One *stage* is a stateful operator and the sinks that are attached directly to its output, or only sinks. It runs inside
 `mapInArrow`: batches of one shard in, batches of the operator's output out. When the input is drained and the output
-produced, the task hands an acknowledgement to the driver.
+produced, the task sends an acknowledgement to the driver.
 
 Acknowledgements travel as updates of a Spark accumulator: Spark delivers them with the success of the task that made
 them, before the action returns, through any stateless code that a user puts between two operators (a filter or an
 aggregation there would swallow acknowledgements that travel as rows). See docs/design/0002-acknowledgements.md.
 
-Nothing that a task writes is visible to anyone until a manifest names it; so an attempt may die, run twice, or run
+No reader sees the objects that a task writes until a manifest names them. So an attempt may die, run twice, or run
 beside another at any point.
 """
 
@@ -55,12 +55,12 @@ from state_runtime.task.sorted_input import KeyColumns, RowPass, SortedRows, Sto
 
 __all__ = ["Shared", "StageTask"]
 
-# As Spark's own spark.sql.execution.arrow.maxRecordsPerBatch has it.
+# The default of Spark's own spark.sql.execution.arrow.maxRecordsPerBatch.
 _EMITTED_ROWS = 10_000
 
 
 class Shared(Protocol):
-    """What the tasks of an epoch look up in one copy for each executor: Spark's `Broadcast`."""
+    """The data of an epoch's tasks that each executor has once: Spark's `Broadcast`."""
 
     @property
     def value(self) -> Mapping[str, ListedFiles]: ...
@@ -72,7 +72,7 @@ class StageTask:
 
     Attributes:
         operator: None for a stage of sinks only.
-        entry: how its stored state is read: the base snapshot may describe it as it was before a change.
+        entry: describes how its state is stored: the base snapshot may have it as it was before a change.
         versions: local versions of the operator's shards at the epoch's start.
         trusted: the shards whose version this run wrote or verified; any other version comes from an earlier run and
             must be verified before use.
@@ -80,16 +80,16 @@ class StageTask:
         accumulator: takes acknowledgements to the driver.
         committed: like `versions`, at the newest checkpoint: older where several epochs end in one.
         pending: the shards of which the driver's memory holds changes that the primary store does not have.
-        listed: with the changelog off what the driver's listing says of all shards, by operator uid; None if there is
-            no listing.
-        passes: rows of all shards that earlier epochs left; each range lies in one shard.
-        unaggregated: the columns to which such rows are brought where those of this epoch are aggregated by Spark
-            before they come; None where they are not, or none wait: then they are brought to the columns of this
-            epoch's.
+        listed: with the changelog off the driver's listing of all shards, by operator uid; None if there is no
+            listing.
+        passes: rows of all shards that earlier epochs left; each range belongs to one shard.
+        unaggregated: the columns for rows of earlier epochs, if Spark aggregates the rows of this epoch before the
+            shuffle. None if it does not, or if no rows wait: then such rows are converted to the columns of this
+            epoch's rows.
         needed_rows: digests of the parts that these or the newest checkpoint name.
-        budget: how far its tasks go in this epoch.
-        narrow: the one task of the stage has the rows of all shards, within these limits (task/single_task.py); None:
-            of one.
+        budget: limits of its tasks in this epoch.
+        narrow: the limits, if the one task of the stage has the rows of all shards (task/single_task.py); None: each
+            task has the rows of one shard.
     """
 
     job: TaskJob
@@ -147,7 +147,7 @@ class StageTask:
         )
 
     def _by_shard(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The input of each shard that this task has, in their order."""
+        """Yield the input of each shard of this task, in their order."""
         if self.narrow is None:
             yield batches
         else:
@@ -160,7 +160,7 @@ class StageTask:
         rows = readable(batches, operator.uid)
         given = gather(rows, keys, self.job.parallelism, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
         if given is None:
-            # Nothing to do for this shard; its state stays the version that it is, unread.
+            # Nothing to do for this shard; its state stays at its version, unread.
             self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))
             return
         shard, rows_max = given.shard, given.slice_rows_max
@@ -192,8 +192,8 @@ class StageTask:
                 break
             except LocalCopyUnusable:
                 held.abandon()
-                # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back: if
-                # there is any, the task fails, and the next run verifies.
+                # A block that was not checked before is damaged. Output that was passed on cannot be withdrawn: then
+                # the task fails, and the next run verifies.
                 if emitted or access.from_primary:
                     raise
                 attempt = SYSTEM_IDS.short()
@@ -214,7 +214,7 @@ class StageTask:
             sent=frozenset(held.sent),
         )
         left = {p.epoch or self.job.clock.epoch: p.left() for p in passes}
-        # Where what is due was not done, it is due still.
+        # Due work that was not done stays due.
         due_until = self.job.clock if slicer.did_due else self.job.clock.held
         kept, persisted = self._persist(operator, access, host, passes[-1], step)
         self._acknowledge(
@@ -254,8 +254,7 @@ class StageTask:
     def _persist(
         self, operator: Operator, access: ShardAccess, host: HostRows, own: RowPass, step: Step
     ) -> tuple[TaskChanges, Persisted]:
-        """Make a shard's step durable, and the rows of this epoch that it leaves; the uploads of both run side by
-        side."""
+        """Make a shard's step durable, and the rows of this epoch that it leaves; both uploads run in parallel."""
         if not own.rows_left:
             return TaskChanges(), persist(self.job, operator, access, step)
         uploads = uploader(self.job.settings.upload)
@@ -268,7 +267,7 @@ class StageTask:
         return rows.result(), persisted
 
     def _sends(self, operator: str, access: ShardAccess) -> Callable[[], PartsWriter] | None:
-        """What begins to send changes while the operator is at work; without a changelog files are sent at the end."""
+        """Return what begins to send changes during processing; without a changelog files are sent at the end."""
         if self.job.settings.changelog == "off":
             return None
         return lambda: changes_writer(self.job, operator, access)
@@ -282,7 +281,7 @@ class StageTask:
     def _stored_passes(
         self, access: ShardAccess, host: HostRows, keys: KeyColumns, empty: pa.RecordBatch
     ) -> list[RowPass]:
-        """What earlier epochs left for the shard, oldest first."""
+        """Return the passes that earlier epochs left for the shard, oldest first."""
 
         wanted = empty.schema if not are_partial(empty) or self.unaggregated is None else self.unaggregated
 
@@ -299,7 +298,7 @@ class StageTask:
         return found
 
     def _listed(self, operator: str, shard: int) -> Mapping[str, str] | None:
-        """What the driver's listing says of a shard; see `ListedFiles.paths`."""
+        """Return the driver's listing of a shard; see `ListedFiles.paths`."""
         listed = self.listed.value.get(operator) if self.listed is not None else None
         return listed.paths(shard) if listed is not None else None
 
@@ -308,17 +307,17 @@ class StageTask:
 
 
 def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """What is handed to Spark at a time: it works on one piece while the next is written, and on little once the last
-    row is processed."""
+    """Yield a batch in pieces for Spark: it works on one piece while the next is written, and little is left for it
+    once the last row is processed."""
     for start in range(0, batch.num_rows, _EMITTED_ROWS):
         yield batch.slice(start, _EMITTED_ROWS)
 
 
 def _next_due(operator: Operator, after: StateReader, clock: EpochClock) -> int | None:
-    """When the operator must look at this shard again, whether or not rows come.
+    """Return when the operator must look at this shard again, whether or not rows come.
 
     Args:
-        clock: up to which what was due is done.
+        clock: due work is done up to this time.
     """
     timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
     due_ms = min((due for due in map(after.next_due, timed) if due is not None), default=None)
