@@ -1,7 +1,7 @@
-"""The command line, `stillstate`: puts the commands of `orchestration/commands/` together.
+"""The command line, `stillstate`: combines the commands of `orchestration/commands/`.
 
-Reading commands (`jobs`, `snapshots`, `epochs`, `describe`, `query`) look at the store and nothing else, so they work
-from any machine and start quickly: neither Spark nor Dagster is imported for them.
+Reading commands (`jobs`, `snapshots`, `epochs`, `describe`, `query`) read only the store, so they work from any machine
+and start quickly: neither Spark nor Dagster is imported for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Exit codes:
   0  done
 """ + "".join(f"  {error.exit_code}  {error.help}\n" for error in REACTIONS if error is not StoreRefused)
 
-# Our own text wraps by itself; rich would re-flow the table of exit codes above.
+# Stillstate wraps its own text; rich would re-flow the table of exit codes above.
 app = typer.Typer(
     name="stillstate",
     help=HELP.replace("Exit codes:\n", "\b\nExit codes:\n"),
@@ -61,7 +61,7 @@ def configured(context: typer.Context, verbose: VerboseOption = False) -> None:
     context.with_resource(logging_to_stderr(verbose=verbose))
 
 
-# In the order of the help: what people look for first comes first.
+# In the order of the help: the topics that users look for first come first.
 for topic in (
     begin_here,
     jobs,
@@ -85,7 +85,7 @@ for topic in (
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app()
 
 
