@@ -1,4 +1,4 @@
-"""What all commands have in common: arguments, errors as exit codes, and how they print."""
+"""The common part of all commands: arguments, errors as exit codes, and output."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _check_names(root: Located, problems: Problems) -> None:
-    """Check names that the file may not set, and names that would collide in Dagster."""
+    """Report keys that the file may not set, and names that would collide in Dagster."""
     if (own := root.get("file")) is not None:
         problems.add(
             own.line,

@@ -75,7 +75,7 @@ def upkeep_job(
     """Build an asset job, and its schedules.
 
     Args:
-        schedules: of each what is added to its name, its line in the file, the period of `auto`, and run configuration.
+        schedules: of each the suffix of its name, its line in the file, the period of `auto`, and run configuration.
     """
     made = dg.define_asset_job(
         mount.job_name(action, job.name),

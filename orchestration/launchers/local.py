@@ -28,11 +28,11 @@ SUPERVISOR_MODULE: Final = "stillstate.orchestration.supervisor"
 
 
 class LocalLauncher(StoreLauncher):
-    """See `Launcher`.
+    """Implements `Launcher` with a process of this machine.
 
     Args:
         config: the configuration file, passed on to the driver.
-        command: what starts a driver, without the arguments `run JOB --config FILE …`.
+        command: the program that starts a driver, without the arguments `run JOB --config FILE …`.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class StoreLauncher(ABC):
     def _catalog(self) -> Catalog:
         return Catalog(self._store, self._job.name, self._clock)
 
-    # --- what an adapter says ----------------------------------------------------------------------------------------
+    # --- defined by an adapter ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
@@ -216,7 +216,7 @@ class StoreLauncher(ABC):
         psutil.wait_procs([process], timeout=TERMINATE_WAIT_S)
         return f"killed process {status.pid}{more}, which hung"
 
-    # --- what adapters use, or say more of ---------------------------------------------------------------------------
+    # --- used or extended by adapters --------------------------------------------------------------------------------
 
     def _gone(self, status: RunStatus) -> str:
         """Return how a run that cannot obey any more has ended, for people; empty: it lives, as far as is known."""

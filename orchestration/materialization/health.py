@@ -71,7 +71,7 @@ def _numbers(snapshot_id: int, seconds: float, folded: int, written: int, left: 
     return numbers if left is None else {**numbers, "log_bytes_left": left}
 
 
-# --- is it time, and is it well ----------------------------------------------------------------------------------
+# --- whether a fold is due, and the health of folds --------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class CircuitBreaker:
             self._open(now_s, min(OPEN_MAX_S, 2 * self.open_for_s))
         elif not self.open_for_s and self.failures >= FAILURES_TO_OPEN:
             self._open(now_s, OPEN_FIRST_S)
-        # else: it began before the store was given up, and says nothing new.
+        # else: the look began before the breaker opened, and says nothing new.
 
     def _open(self, now_s: float, for_s: float) -> None:
         self.open_for_s, self.open_until_s = for_s, now_s + for_s

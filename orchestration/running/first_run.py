@@ -1,4 +1,4 @@
-"""Small jobs that make Java load the classes that most jobs need, and list them:
+"""Small jobs that make Java load the classes that most jobs need, and write them into an archive:
 
     python -m stillstate.orchestration.running.first_run FOLDER ARCHIVE
 

@@ -27,7 +27,7 @@ WRITTEN: Final = {
 Python code is kept as text: it belongs to the user, and Stillstate does not import it."""
 
 SAMPLE_FILES: Final = 3
-"""Input that a new job can process at once."""
+"""Input files, so that a new job has rows to process at once."""
 
 _SAMPLE_ROWS: Final = 1000
 _PLANES: Final = 500

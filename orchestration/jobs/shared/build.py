@@ -40,8 +40,8 @@ class _Work:
         targets, checks: the assets of a stream that a run makes, and the checks that it evaluates.
         tag: of which one run of a stream goes at a time.
         timeout_s: of a stream's run.
-        times: of each schedule what is added to its name, a stream's line in the file, the period of `auto`, and more
-            run configuration.
+        times: of each schedule the suffix of its name, a stream's line in the file, the period of `auto`, and more run
+            configuration.
     """
 
     action: str
@@ -202,7 +202,7 @@ def _schedule(
                     run_config={"ops": {work.node: {"config": {"stream": job.name, **config}}}},
                     tags={**work.tags(work.timeout_s(job)), work.tag: mount.tag(job.name)},
                     asset_selection=list(work.targets(job.name)),
-                    # Set in any case: an empty list would mean all checks of those assets to Dagster.
+                    # Always set: without a list Dagster would run all checks of those assets.
                     asset_check_keys=list(work.checks(job.name)),
                 )
 
