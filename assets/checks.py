@@ -18,7 +18,7 @@ MATCHES_CHECK: Final = "matches_configuration"
 
 
 def alive_metadata(alive: Alive, status: RunStatus | None, log: str = "", log_tail: str = "") -> dict[str, Any]:
-    """Return the facts that a person needs at 3 a.m.: the state, since which run, the next action, and the end of the
+    """Return the facts that a person needs at 3 a.m.: the state, since which run, the next action, the end of the
     log."""
     found: dict[str, Any] = {"verdict": alive.verdict, "reason": alive.reason}
     if status is not None:

@@ -42,8 +42,7 @@ def table(columns: Mapping[str, str], rows: Iterable[Sequence[Cell]]) -> dg.Tabl
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> dg.MarkdownMetadataValue:
-    """Return the same as Markdown for data that each event of a job carries: a tenth of the bytes of Dagster's own
-    tables."""
+    """Return the same as Markdown, for data in each event of a job: a tenth of the bytes of Dagster's own tables."""
     names = list(columns)
     lines = ["|".join(names), "|".join("-" for _ in names), *("|".join(_cell(cell) for cell in row) for row in rows)]
     return dg.MetadataValue.md("\n".join(f"|{line}|" for line in lines))

@@ -23,8 +23,7 @@ class StillstateComponent(dg.Component, dg.Model, dg.Resolvable):
     group: str | None = None
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Build the definitions with `build_definitions`, which raises `InvalidConfiguration` with every problem of the
-        file."""
+        """Build the definitions. `build_definitions` raises `InvalidConfiguration` with every problem of the file."""
         folder = context.path if context.path.is_dir() else context.path.parent
         file = folder / Path(self.config).expanduser()
         return build_definitions(file, key_prefix=self.key_prefix, group=self.group)

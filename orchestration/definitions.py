@@ -174,6 +174,6 @@ def _upkeep(mount: Mount, job: JobSpec) -> list[UpkeepJob]:
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Build the definitions for Dagster; a bad or missing configuration fails here with every problem in one
+    """Build the definitions for Dagster; a bad or missing configuration fails here, with every problem in one
     message."""
     return build_definitions(load_spec())

@@ -1,5 +1,4 @@
-"""The Dagster resources: the configuration file with the objects opened from it, and the session of a
-materialization."""
+"""The Dagster resources: the configuration file with the objects opened from it, and a materialization's session."""
 
 import importlib
 import os
@@ -40,7 +39,7 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["StillstateResource"]:
-        """Note the worker of every run that uses this resource (orchestration/workers.py); a sensor's tick is no
+        """Note the worker of every run that uses this resource (orchestration/workers.py); a sensor's tick is not a
         run."""
         if context.instance is None or context.run is None:
             yield self

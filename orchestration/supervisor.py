@@ -72,8 +72,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Life:
-    """The life of the driver that died: the job's progress when the driver was started and now, and how long it
-    lived."""
+    """The life of the driver that died: the job's progress at the driver's start and now, and how long it lived."""
 
     progress_before: int
     progress: int

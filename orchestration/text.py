@@ -50,8 +50,8 @@ def age_text(seconds: float) -> str:
 
 
 def redacted_location(url: str) -> str:
-    """Return a store location without user, password and parameters. The schema already refuses them; this is a second
-    safeguard."""
+    """Return a store location without user, password and parameters: a second safeguard, since the schema refuses
+    them."""
     if "://" not in url:
         return url
     parts = urlsplit(url)

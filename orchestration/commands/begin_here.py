@@ -122,8 +122,7 @@ def _home(file: Path) -> Path:
 
 
 def free_port(host: str, usual: int = _USUAL_PORT) -> int:
-    """Return the usual port, or a port that is free now. If another process takes it meanwhile, Dagster reports
-    that."""
+    """Return the usual port, or one that is free now. If another process takes it meanwhile, Dagster reports that."""
     for wanted in (usual, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -112,8 +112,7 @@ def describe(
 
 
 def _shared_by(catalog: Catalog, manifest: Manifest) -> Shared:
-    """Return which files of a snapshot are hard links of others, as its manifest names them: no index is read for
-    it."""
+    """Return which files of a snapshot are hard links of others, from its manifest alone: no index is read."""
     from state_runtime.maintenance.links import find_links
 
     named = {segment.path for segment in manifest.segments}

@@ -19,8 +19,7 @@ _SECRET: Final[Any] = {"storage_options": True, "start_from": True, "migration":
 
 
 def driver_settings(job: JobSpec) -> dict[str, str]:
-    """Return the settings that a driver takes if it starts now, without parallelism and backend: a run reports these
-    two."""
+    """Return the settings of a driver that starts now, except parallelism and backend: a run reports these two."""
     found = {"entry_point": job.entry_point, "spark.master": job.spark.master, "trigger": _trigger_text(job)}
     for name, value in to_settings(job):
         if isinstance(value, SettingsGroup):

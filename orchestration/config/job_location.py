@@ -42,8 +42,7 @@ def at_target(job: JobSpec) -> JobSpec:
 
 
 def _settled(job: JobSpec, others: Secrets | None) -> JobSpec:
-    """Return the job without a second place. The credentials of that place are kept, so that they are redacted in logs
-    too."""
+    """Return the job without a second place. The credentials of that place are kept: they are redacted in logs."""
     return job.model_copy(
         update={"migration": MigrationSpec(automatic=job.migration.automatic, to_storage_options=others)}
     )

@@ -38,8 +38,7 @@ class Secrets(Mapping[str, Any]):
         raise TypeError("storage options are not pickled; read the configuration again where they are needed")
 
     def redact(self, text: str) -> str:
-        """Return `text` without any value that may be secret; for log lines of other programs that Stillstate passes
-        on."""
+        """Return `text` without any value that may be secret; for log lines of other programs."""
         return StoreOptions("", self._values).redact(text)
 
 

@@ -38,7 +38,7 @@ __all__ = [
 
 
 PER_JOB_MAX: Final = 40
-"""Largest number of streams that have separate Dagster jobs by default: these load in about four seconds of processor
+"""Largest number of streams that have separate Dagster jobs by default: these load in four seconds of processor
 time."""
 
 RunTimeoutS = Annotated[float, Field(ge=60, le=31 * 86_400)]

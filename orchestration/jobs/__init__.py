@@ -1,4 +1,4 @@
-"""Dagster jobs: for each streaming job, one each to start, stop, recover and migrate its driver, and one to fold its
+"""Dagster jobs: for each streaming job, those that start, stop, recover and migrate its driver, and fold its
 changelog."""
 
 from stillstate.orchestration.jobs.alive_check import build_alive_check

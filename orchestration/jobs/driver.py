@@ -269,8 +269,7 @@ def stillstate_of(context: Any, mount: Mount) -> StillstateResource:
 
 @contextmanager
 def typed_failures(on_error: Callable[[StillstateError], None] = lambda error: None) -> Iterator[None]:
-    """Turn Stillstate's errors into a readable Dagster failure that is not retried; `on_error` gets each error
-    first."""
+    """Turn Stillstate's errors into a readable Dagster failure without a retry; `on_error` gets each error first."""
     try:
         yield
     except StillstateError as error:

@@ -119,8 +119,7 @@ def _asset(mount: Mount, job: JobSpec) -> dg.AssetsDefinition:
 def fold_stream(
     context: dg.AssetExecutionContext, mount: Mount, name: str, mode: FoldMode
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Fold the changelog of a stream. If the store has nothing to fold, Spark is not started and nothing is
-    materialized."""
+    """Fold the changelog of a stream. If there is nothing to fold, do not start Spark and do not materialize."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         now = stillstate.spec().job(name)

@@ -93,7 +93,7 @@ class LocalLauncher(StoreLauncher):
         return True
 
     def _supervised(self, driver: Sequence[str], once: Sequence[str]) -> list[str]:
-        """Return the command. `once` is for the first start only: a restart that went back again would undo later
+        """Return the command. `once` is for the first start only: a restart that goes back again would undo later
         work."""
         restarts = self._job.launcher.restarts
         if not restarts:

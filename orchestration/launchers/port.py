@@ -79,8 +79,7 @@ class Stopped:
 
 
 class LaunchFailed(StillstateError):
-    """The driver ended, or did not get ready in time. `exit_code` is the driver's own, so that scripts see the
-    cause."""
+    """The driver ended, or did not get ready in time. `exit_code` is the driver's own: scripts see the cause."""
 
     kind = "launch-failed"
 

@@ -1,5 +1,4 @@
-"""Processes of this host: whether the one that a run names still lives, and whether it certainly belongs to that
-run."""
+"""Processes of this host: whether the one that a run names still lives, and certainly belongs to that run."""
 
 from __future__ import annotations
 

@@ -111,8 +111,7 @@ class SparkSubmitLauncher(StoreLauncher):
 
     @contextmanager
     def _properties(self) -> Iterator[Path]:
-        """Yield the settings in a file that only this user can read; it exists until the driver runs or has failed
-        to."""
+        """Yield the settings in a file that only this user can read, until the driver runs or has failed to."""
         path = private_file(self._job, self._clock, self._ids, CONF_SUFFIX)
         try:
             path.write_text(properties_text(submit_properties(self._job, self._python)), encoding="utf-8")

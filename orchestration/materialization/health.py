@@ -30,7 +30,7 @@ _PINS_READ_MAX: Final = 16
 
 
 def log_bytes_left(catalog: Catalog, folded_to: int) -> int:
-    """Return the bytes of changelog after the snapshot `folded_to`: a restart still replays them once that fold is
+    """Return the bytes of changelog after the snapshot `folded_to`, which a restart replays once that fold is
     adopted."""
     latest = catalog.latest()
     if latest is None:
@@ -39,7 +39,7 @@ def log_bytes_left(catalog: Catalog, folded_to: int) -> int:
 
 
 def fold_numbers(result: MaterializationResult, log_left: int) -> dict[str, int | float]:
-    """Return the numbers of a call: the names that the command line's JSON and Dagster's plots share. All are always
+    """Return the numbers of a call, by names that the command line's JSON and Dagster's plots share; all are always
     present."""
     return _numbers(result.snapshot_id, result.duration_s, result.log_bytes_folded, result.written_bytes, log_left) | {
         "ranges": result.ranges,

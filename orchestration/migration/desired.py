@@ -146,8 +146,8 @@ class _Compared:
 
 
 def needs_record(seen: Observation) -> bool:
-    """Whether the record of the last migration has to be read. Also for a job that runs with the file's settings: its
-    migration may have lost its process when the new driver ran already. And for a job that never ran, while it is
+    """Whether the record of the last migration has to be read. Also if the job runs with the file's settings: its
+    migration may have lost its process when the new driver ran already. Also for a job that never ran, while it is
     forked."""
     return seen.migration is not None or (seen.status is not None and seen.health.verdict not in _COMING)
 

@@ -308,8 +308,8 @@ class Effects:
     # --- used by both ------------------------------------------------------------------------------------------------
 
     def _live_run(self, *, above: int, settings: RunSettings) -> RunStatus | None:
-        """Return a run that an earlier attempt at this step has started, and that reports these settings, as far as it
-        does."""
+        """Return a run that an earlier attempt at this step has started, with these settings as far as it reports
+        them."""
         seen = self.seen()
         if seen.status is None or seen.status.term <= above or seen.health.verdict not in LIVE:
             return None

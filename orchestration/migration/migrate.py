@@ -417,8 +417,7 @@ def _unknown(name: str) -> JobSpec:
 def _places(
     job: JobSpec, catalog: Callable[[JobSpec], Catalog], launcher: Callable[[JobSpec], Launcher]
 ) -> tuple[Place, Place | None]:
-    """Return the place where the job is, or is moved from; and the place to which it may be moved, if the file names
-    one."""
+    """Return the place where the job is, or is moved from; and the target of a move, if the file names one."""
 
     def place(at: JobSpec) -> Place:
         return Place(at, catalog(at), launcher(at))

@@ -146,8 +146,7 @@ def judge_watched(
 
 
 def has_same_state(one: Manifest, other: Manifest) -> bool:
-    """Whether two snapshots of a job have the same state at the same position of its input; a start alone changes
-    neither."""
+    """Whether two snapshots of a job have the same state and input position; a start alone changes neither."""
     return all(
         getattr(one, field) == getattr(other, field)
         for field in ("segments", "layers", "shards", "source", "time", "drained")

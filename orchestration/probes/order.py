@@ -14,6 +14,5 @@ def turns(jobs: Sequence[str], start: str | None) -> list[str]:
 
 
 def next_start(looked_at: Sequence[str], unreached: Collection[str]) -> str:
-    """Return the job with which the next tick begins: the first that this tick did not reach; any job if it reached
-    all."""
+    """Return the job with which the next tick begins: the first that this one did not reach; any if it reached all."""
     return next((job for job in looked_at if job in unreached), looked_at[0] if looked_at else "")

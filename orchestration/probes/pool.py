@@ -240,8 +240,7 @@ class ProbePool:
         return NoLook("away", error, away_s, task.shown)
 
     def _asked_again(self, store: str, now_s: float) -> str:
-        """Return when the store is asked again. A time of day, because the text is shown long after. Empty: at the next
-        look."""
+        """Return the time of day of the next request, because the text is shown long after. Empty: at the next look."""
         wait_s = self._traffic.next_look_s(store, now_s)
         return f"at {time_text(self._clock.now_ms() + round(wait_s * 1000))}" if wait_s else ""
 

@@ -250,8 +250,7 @@ def _where(findings: tuple[Finding, ...]) -> str:
 
 
 def _lost(catalog: Catalog, newest: int, target: _Candidate) -> tuple[int | None, bool | None]:
-    """Return the number of epochs between two snapshots, and whether output of them may be published; None for unknown
-    values."""
+    """Return the number of epochs between two snapshots, and whether their output may be published; None: unknown."""
     epochs: int | None = 0 if target.snapshot_id == newest else None
     published: bool | None = False
     before = _with_outputs(catalog, target)

@@ -84,8 +84,7 @@ class Supervised:
         return bool(select.select([self.calls], [], [], 0)[0])
 
     def wait(self) -> str:
-        """Report that this process is ready, wait for the call, and return its cause. Without a supervisor the process
-        ends."""
+        """Report that this process is ready, wait for the call, and return its cause. End without a supervisor."""
         self._tell(READY)
         line = b""
         while not line.endswith(b"\n") and len(line) < LINE_BYTES_MAX:

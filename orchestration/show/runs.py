@@ -35,8 +35,7 @@ __all__ = [
 
 
 class ProgressView(Protocol):
-    """A display of the progress of a run. Called from Spark's callback thread, and before the first epoch from
-    another."""
+    """A display of the progress of a run. Called from Spark's callback thread; before the first epoch from another."""
 
     def restoring(self, done: int, total: int) -> None:
         """Show how many of the shards are restored; the first epoch continues when all are."""
@@ -154,8 +153,8 @@ def copy_line(job: str, progress: CopyProgress) -> str:
 
 
 def progress_line(job: str, progress: Progress) -> str:
-    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`, and the source of restored
-    shards."""
+    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`, and where shards came
+    from."""
     restores = {
         "local": progress.local_restores,
         "stale local": progress.stale_restores,

@@ -431,8 +431,7 @@ def _operators(manifest: Manifest) -> Table:
 
 
 def _rows_in_flight(manifest: Manifest, batch: OpenBatch) -> Table:
-    """Return the progress of the newest batch, operator by operator: the waiting rows, since when, with which
-    columns."""
+    """Return the progress of the newest batch, operator by operator: waiting rows, since when, with which columns."""
     waiting = {o.uid: o for o in batch.operators}
     table = new_table(
         "Rows in flight: the newest batch is not done", "operator", "is", "rows>", "bytes>", "epoch>", "age>", "columns"
@@ -601,7 +600,6 @@ def _age(value: float | None) -> str:
 
 
 def _offsets(text: str) -> str:
-    """Return the positions of the sources in Spark's offset log entry: below its version and its settings, one a
-    line."""
+    """Return the sources' positions in Spark's offset log entry, one a line: they follow its version and settings."""
     shown = "\n".join(text.splitlines()[2:])
     return shown if len(shown) <= 1000 else f"{shown[:1000]} …"

@@ -25,8 +25,7 @@ CheckName = Literal["replay_time_bounded", "rows_on_time", "state_growth", "save
 
 _DAY_MS: Final = 86_400_000
 _GROWING: Final = 3
-"""Checkpoints in a row with more rows in flight than the one before: a single one is a batch that has just been
-read."""
+"""Checkpoints in a row with more rows in flight than the one before: a single one is a batch that was just read."""
 _LATE_LOOK: Final = 20
 """Snapshots that are read to find those with input."""
 
