@@ -38,8 +38,7 @@ __all__ = [
 
 
 PER_JOB_MAX: Final = 40
-"""Largest number of streams that have separate Dagster jobs by default: these load in four seconds of processor
-time."""
+"""Largest number of streams that have separate Dagster jobs by default: these load in about 4 s of processor time."""
 
 RunTimeoutS = Annotated[float, Field(ge=60, le=31 * 86_400)]
 """When Dagster ends a run."""
