@@ -189,10 +189,8 @@ def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
     """Return the spec of the overview's asset."""
     spec = dg.AssetSpec(
         mount.overview(),
-        description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
-        "somebody come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
-        "job's health or term changes, and every half hour: after `next_look_by` nobody looks any more, and what is "
-        "shown here and in checks is as old as `looked_at` says.",
+        description="All jobs in one table: their health, and how old their newest checkpoints are; those that need attention come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
+        "job's health or term changes, and every half hour: if `next_look_by` has passed, the sensor has stopped, and this table and the checks are as old as `looked_at` says.",
         group_name=mount.group or mount.name("stillstate"),
         kinds={"spark"},
         metadata={"streams": jobs, "dagster_jobs": "shared" if mount.is_shared else "per_job"},

@@ -46,7 +46,7 @@ Metadata = dict[str, Any]
 
 def savepoints_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
     """Return the spec of a job's savepoints."""
-    schedule = "Nobody makes them by itself." if job.savepoints.schedule == "off" else "A schedule makes them."
+    schedule = "They are never made automatically." if job.savepoints.schedule == "off" else "A schedule makes them."
     spec = dg.AssetSpec(
         mount.savepoints(job.name),
         deps=[mount.checkpoints(job.name)],
@@ -85,7 +85,7 @@ def applied_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
         mount.applied(job.name, kind),
         deps=[planned],
         description=(
-            "What was deleted: each materialization executed the plan of that digest, after the check of "
+            "What was deleted. Each materialization executed the plan of that digest, after the check of "
             f"`{planned.path[-1]}` had passed in the same run."
         ),
         kinds={"spark"},
@@ -136,7 +136,9 @@ def collection_plan_metadata(plan: GcPlan) -> Metadata:
     for candidate in plan.candidates:
         groups[candidate.kind, candidate.reason].append(candidate.bytes)
     rows = [_row("delete", kind, len(sizes), sum(sizes), why) for (kind, why), sizes in sorted(groups.items())]
-    rows += [_row("delete", "snapshot", 0, 0, f"{i} was given up, its deletion was cut short") for i in plan.given_up]
+    rows += [
+        _row("delete", "snapshot", 0, 0, f"{i} has expired, and its deletion was interrupted") for i in plan.given_up
+    ]
     rows += [_row("delete", "savepoint", 0, 0, f"{name}: {why}") for name, why in plan.savepoints]
     rows += [
         _row("keep", "", plan.needed_objects, plan.needed_bytes, "needed"),

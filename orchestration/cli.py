@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import click
 import typer
+import typer.core
 
 from state_runtime.base.errors import REACTIONS, StoreRefused
 from stillstate.orchestration.commands import (
@@ -38,16 +40,43 @@ __all__ = ["app", "main"]
 HELP: Final = """Run, watch and look into streaming jobs with Stillstate.
 
 Jobs are declared in `stillstate.yaml`: the one that --config names, else $STILLSTATE_CONFIG, else the one in this
-folder or above it.
+folder or above it. `stillstate COMMAND --help` has examples.
+"""
+EXIT_CODES: Final = "\b\nExit codes:\n  0  done\n" + "".join(
+    f"  {error.exit_code}  {error.help}\n" for error in REACTIONS if error is not StoreRefused
+)
 
-Exit codes:
-  0  done
-""" + "".join(f"  {error.exit_code}  {error.help}\n" for error in REACTIONS if error is not StoreRefused)
+SECTIONS: Final = {
+    "Begin": ("init", "schema", "dagster", "import-spark", "prepare"),
+    "Run a job": ("run", "start", "stop", "migrate", "rescale", "fork", "rollback"),
+    "Look": ("jobs", "epochs", "metrics", "snapshots", "describe", "query", "export"),
+    "Snapshots": ("savepoint", "savepoints", "pin", "unpin", "pins", "verify", "drill", "convert", "copy", "move"),
+    "Upkeep": ("materialize", "retention", "gc", "delete"),
+}
+"""The commands as the help groups them."""
 
-# Stillstate wraps its own text; rich would re-flow the table of exit codes above.
+
+class Commands(typer.core.TyperGroup):
+    """Shows the commands in `SECTIONS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(len(name) for name in self.commands)
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                room = formatter.width - 6 - longest
+                formatter.write_dl(
+                    [(name.ljust(longest), self.commands[name].get_short_help_str(room)) for name in names]
+                )
+
+# Stillstate wraps its own text; rich would re-flow the table of exit codes.
 app = typer.Typer(
     name="stillstate",
-    help=HELP.replace("Exit codes:\n", "\b\nExit codes:\n"),
+    cls=Commands,
+    help=HELP,
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -61,7 +90,6 @@ def configured(context: typer.Context, verbose: VerboseOption = False) -> None:
     context.with_resource(logging_to_stderr(verbose=verbose))
 
 
-# In the order of the help: the topics that users look for first come first.
 for topic in (
     begin_here,
     jobs,

@@ -385,7 +385,7 @@ def _in_sparks_words(method: Method) -> Method:
         unknown = sorted(set(arguments) - {*_SPARKS_WORDS.values(), "uid"})
         if unknown or len(given) > len(_SPARKS_WORDS):
             known = ", ".join(f"{ours} ({sparks})" for sparks, ours in _SPARKS_WORDS.items())
-            said = f"{', '.join(unknown)} is none of its arguments" if unknown else f"got {len(given)} arguments"
+            said = f"{', '.join(unknown)} is not one of its arguments" if unknown else f"got {len(given)} arguments"
             raise InvalidPipeline(f"{where}: {said}; they are uid, {known}")
         if "uid" not in arguments:
             raise InvalidPipeline(

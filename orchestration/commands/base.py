@@ -50,7 +50,7 @@ ConfigOption = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also say what is done, on stderr; warnings are always there.")
+    bool, typer.Option("--verbose", "-v", help="Log each step to stderr (warnings are always logged).")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
 

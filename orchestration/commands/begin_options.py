@@ -40,7 +40,7 @@ DropInflightOption = Annotated[
     bool,
     typer.Option(
         "--drop-inflight",
-        help="Give up the rows that are in flight in the snapshot: the changed pipeline cannot process them. They are "
+        help="Drop the snapshot's rows in flight: the changed pipeline cannot process them. They are "
         "lost. (To process them first: `stillstate savepoint JOB NAME --stop --drain-inflight` with the old code.)",
     ),
 ]
@@ -60,7 +60,7 @@ FromOption = Annotated[
 ClaimOption = Annotated[
     bool,
     typer.Option(
-        "--claim", help="Take the place over: nobody else runs it, and it is removed after the first checkpoint."
+        "--claim", help="Take the root over: no other job may use it, and it is removed after the first checkpoint."
     ),
 ]
 FromSnapshotOption = Annotated[

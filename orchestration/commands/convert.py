@@ -28,9 +28,7 @@ PlaceArgument = Annotated[
         help="<store>/<job>, <store>/<job>@<id>, a savepoint's folder, or a job of stillstate.yaml.",
     ),
 ]
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="TARGET", help="An empty folder, which becomes a job root of its own.")
-]
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="An empty folder; it becomes a new job root.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -221,7 +221,7 @@ def unpin(
     snapshot: Annotated[int, typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot.")],
     uid: Annotated[
         str | None,
-        typer.Option("--pin", metavar="UID", help="Only this pin, whoever placed it.", show_default=False),
+        typer.Option("--pin", metavar="UID", help="Only this pin, also if another user placed it.", show_default=False),
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,

@@ -60,8 +60,8 @@ def epochs(
         return
     if told is None or not chosen:
         print(
-            f"{job_spec.name}: nothing is known of the tasks of its epochs yet. They are told with the first heartbeat "
-            "after an epoch that had tasks; runs of earlier versions do not tell them"
+            f"{job_spec.name}: its epochs have no task figures yet. They come with the first heartbeat "
+            "after an epoch that had tasks; runs of earlier versions do not record them"
         )
         return
     out = console()

@@ -42,7 +42,7 @@ VerifyOption = Annotated[
     typer.Option("--verify", help="How much of the savepoint is read before the new run starts; the job is down."),
 ]
 CheckpointsOption = Annotated[
-    int, typer.Option("--checkpoints", metavar="N", help="So many checkpoints of the new run must come.")
+    int, typer.Option("--checkpoints", metavar="N", help="Checkpoints that the new run must make.")
 ]
 TimeoutOption = Annotated[
     float,
@@ -82,7 +82,8 @@ def migrate(
     move: Annotated[
         bool,
         typer.Option(
-            "--move", help="To the store that the file has in migration.to_store; the old place is given up in the end."
+            "--move",
+            help="Move the job to the store that the file names in migration.to_store; the old root is deleted at the end.",
         ),
     ] = False,
     resume: Annotated[
@@ -103,12 +104,12 @@ def migrate(
     Then the job stops with a savepoint, which is read and compared, and a new driver starts. If its first checkpoints
     do not come in time the job goes back to the savepoint, and runs as before (exit code 1).
 
-    The new settings hold for every later start, on any machine and by any user, until the next migration.
+    The result holds for every later start, until the next migration.
     """
     from stillstate.orchestration.migration.plan import Request
 
     if parallelism is not None and parallelism < 1:
-        raise InvalidConfiguration(f"parallelism {parallelism} is none; give 1 or more")
+        raise InvalidConfiguration(f"--parallelism must be at least 1 (got {parallelism})")
     settings = RunSettings(parallelism or 0, backend or "")
     request = Request(
         settings=settings,
@@ -122,7 +123,7 @@ def migrate(
     migrator = _migrator(job, config)
     if resume:
         if request != Request() or dry_run:
-            raise InvalidConfiguration("--resume goes on with what was asked for; give it alone")
+            raise InvalidConfiguration("--resume continues the recorded migration; it takes no other option")
         _end(job, migrator.resume(), migrator.failure, as_json=as_json)
         return
     _carry_out(job, migrator, request, dry_run=dry_run, yes=yes, as_json=as_json)
@@ -194,7 +195,7 @@ def fork(
     migrator = _migrator(new, config)
     if resume:
         if request != ForkRequest(of=job) or dry_run:
-            raise InvalidConfiguration("--resume goes on with what was asked for; give it alone")
+            raise InvalidConfiguration("--resume continues the recorded migration; it takes no other option")
         under_way = migrator.is_under_way()
         if under_way is not None and under_way.fork_of != job:
             raise InvalidConfiguration(

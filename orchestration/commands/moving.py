@@ -50,7 +50,7 @@ IndependentOption = Annotated[
     bool,
     typer.Option(
         "--independent",
-        help="Write the bytes anew where a copy would be a hard link (local stores): then damage to one is not damage "
+        help="Copy the bytes where a copy would be a hard link (local stores): then damage to one is not damage "
         "to the other.",
     ),
 ]
@@ -220,7 +220,7 @@ def verify(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Note here what is good; the same command with the same file goes on where it was cut.",
+            help="A file that records what was verified; the same command with the same file continues where it was interrupted.",
             show_default=False,
         ),
     ] = None,

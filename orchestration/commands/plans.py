@@ -95,7 +95,7 @@ def retention_plan(
     keep_yearly: Annotated[int | None, CountOption] = None,
     keep_tag: Annotated[list[str] | None, typer.Option(help="Savepoints with this tag.", show_default=False)] = None,
     max_age: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Evict what is older.", show_default=False)
+        str | None, typer.Option(metavar="DURATION", help="Evict copies that are older.", show_default=False)
     ] = None,
     max_count: Annotated[int | None, CountOption] = None,
     max_share: Annotated[

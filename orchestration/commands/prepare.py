@@ -16,7 +16,7 @@ __all__ = ["register"]
 @guarded
 def prepare(
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove what was prepared, for all versions of Java and Spark.")
+        bool, typer.Option("--remove", help="Remove the prepared files of all versions of Java and Spark.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also if it is there already.")] = False,
 ) -> None:

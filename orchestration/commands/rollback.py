@@ -39,13 +39,15 @@ def rollback(
             show_default=False,
         ),
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Begin empty instead: no state, the input anew.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Begin empty instead: no state, and the input is read from its start.")
+    ] = False,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
     ] = False,
     verify: Annotated[
         VerifyLevel,
-        typer.Option("--verify", help="How much of what is gone back to is read before; see `stillstate verify`."),
+        typer.Option("--verify", help="How much of the snapshot is read and verified first; see `stillstate verify`."),
     ] = "full",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done, and read nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

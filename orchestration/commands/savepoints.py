@@ -67,19 +67,18 @@ def savepoint(
         SavepointFormat,
         typer.Option(
             "--format",
-            help="native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written anew "
-            "by the process that makes the savepoint.",
+            help="native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written by the process that makes the savepoint.",
         ),
     ] = "native",
     independent: Annotated[
         bool,
         typer.Option(
             "--independent",
-            help="Write the bytes anew where a copy would be a hard link (local stores): then damage to one is not "
+            help="Copy the bytes where a copy would be a hard link (local stores): then damage to one is not "
             "damage to the other.",
         ),
     ] = False,
-    trigger: Annotated[SavepointTrigger, typer.Option("--trigger", help="What is noted as the reason.")] = "user",
+    trigger: Annotated[SavepointTrigger, typer.Option("--trigger", help="The reason, for the record.")] = "user",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -446,7 +446,7 @@ def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
     if fold.schedule and fold.by != "dagster":
         yield (
             ("materialization", "schedule"),
-            f"a schedule needs `by: dagster`; it is `by: {fold.by}`, and nobody would look at the schedule",
+            f"a schedule needs `by: dagster`; it is `by: {fold.by}`, and no process would look at the schedule",
         )
     for keys, message in contradictions(job.launcher):
         yield ("launcher", *keys), message

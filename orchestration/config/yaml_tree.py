@@ -209,7 +209,7 @@ class _Reader:
             key = key_node.value
             if key in read:
                 first = read[key].line
-                self._problems.add(line, (*path, key), f"this key already stands in line {first}; remove one")
+                self._problems.add(line, (*path, key), f"the same key is already in line {first}; remove one")
                 continue
             value = self.read(value_node, (*path, key))
             # The line of the key, not of the value: a mapping's own mark is the place of its first child.

@@ -148,9 +148,9 @@ def alive_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         ALIVE_CHECK,
         asset=mount.stream(name),
-        description="Red when the driver is down and nobody brings it back; a warning while it starts, is silent, is "
+        description="Red when the driver is down and is not being recovered; a warning while it starts, is silent, is "
         "being recovered, or was brought back and has made no checkpoint yet. Evaluated by the recovery "
-        "sensor on every change, and once an hour: after `next_look_by` nobody looks any more.",
+        "sensor on every change, and once an hour: if `next_look_by` has passed, the sensor has stopped.",
     )
 
 

@@ -76,7 +76,7 @@ def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
         mount.job_name("materialize", job.name),
         # The check reads the past and says nothing about this run.
         selection=dg.AssetSelection.assets(asset).without_checks(),
-        description=f"Fold the changelog of {job.name} into state tables, in a Spark job of its own.",
+        description=f"Fold the changelog of {job.name} into state tables, in a separate Spark job.",
         executor_def=dg.in_process_executor,  # one step: a second process would only cost a second start
         tags={**fold_tags(job.materialization.timeout_s), MATERIALIZE_TAG: mount.tag(job.name)},
     )

@@ -33,7 +33,7 @@ def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.Sche
         clock = stillstate_of(context, mount).clock()
         done = prune(context.instance, keys, STREAM_TAGS, tags, keep_days=keep_days, clock=clock)
         if done.events is None:
-            context.log.warning("Dagster's event storage is none of SQL: events of streams are not deleted")
+            context.log.warning("Dagster's event storage is not an SQL database: events of streams are not deleted")
         context.log.info(f"deleted {done.runs:,} runs and {done.events or 0:,} events older than {keep_days:g} days")
 
     @dg.job(

@@ -24,7 +24,7 @@ HEALTHS: Final[Sequence[str]] = (*get_args(Verdict), DAMAGED, NOT_SEEN)
 
 _GAUGES: Final[Mapping[str, str]] = {
     "stillstate_job_seen": "1 if the job's store answered in time, else 0; without an answer nothing else is known.",
-    "stillstate_job_well": "1 if nobody need look at the job, else 0.",
+    "stillstate_job_well": "1 if the job needs no attention, else 0.",
     "stillstate_term": "Number of the newest run.",
     "stillstate_run_start_timestamp_seconds": "When the newest run began.",
     "stillstate_heartbeat_timestamp_seconds": "When the newest run last wrote its heartbeat.",
@@ -42,7 +42,7 @@ _GAUGES: Final[Mapping[str, str]] = {
     "stillstate_inflight_rows": "Rows that the newest snapshot has in flight: read and not processed.",
     "stillstate_inflight_bytes": "The same in bytes of memory.",
     "stillstate_inflight_age_seconds": "How long the oldest of them had waited when the job was looked at.",
-    "stillstate_savepoints": "Savepoints of the job, in whatever state.",
+    "stillstate_savepoints": "Savepoints of the job, in any state.",
     "stillstate_savepoint_timestamp_seconds": "When the newest complete savepoint was made.",
     "stillstate_savepoint_age_seconds": "Age of the newest complete savepoint when the job was looked at.",
 }

@@ -115,7 +115,7 @@ class ForkPlan:
         return [
             f"rows that {self.of} has put out before are in its output alone: {self.job} writes what comes of the "
             "input after that place",
-            f"from there on both read the whole input, each from a position of its own: what {self.of} reads must "
+            f"from there on both read the whole input, each from its own position: what {self.of} reads must "
             "allow for a second reader",
         ]
 

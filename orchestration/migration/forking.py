@@ -152,7 +152,7 @@ class Forks:
     def _clear(self, migration: Migration) -> dict[str, Any]:
         if self._has_committed(migration):
             # The output that it has published would come again under the same numbers if it were begun again.
-            self._side.effects.run_on(migration, "it had made a checkpoint when its fork was given up")
+            self._side.effects.run_on(migration, "it had made a checkpoint when its fork was abandoned")
             why = (
                 f"it was ended for being late, had made a checkpoint by then, and was started again: {migration.reason}"
             )
@@ -189,7 +189,7 @@ class Forks:
         except JobNotFound:
             return  # nothing was copied yet, or an interrupted attempt has removed it
         if done.failures:
-            self._say(f"{len(done.failures)} objects stay in {self._root.url}, which nobody uses")
+            self._say(f"{len(done.failures)} objects stay in {self._root.url}, which no job uses")
 
     def _remove_savepoint(self, migration: Migration) -> None:
         """Remove the savepoint that was made for the fork, and the pin of an attempt that was killed."""

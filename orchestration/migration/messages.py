@@ -28,7 +28,7 @@ _SAID: Final[dict[MigrationStep, str]] = {
     "restore": "taking it back: looking whether it has committed",
     "start-old": "taking it back: starting the job as it was",
     "copy": "copying what the new job begins with",
-    "clear": "taking it back: removing what was copied",
+    "clear": "undo: remove the copied objects",
 }
 
 
@@ -48,8 +48,7 @@ def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | 
         return None
     if migration.fork_of:
         return RolledBack(
-            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was "
-            f"removed. {failure or migration.reason}"
+            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; the objects copied for it were removed. {failure or migration.reason}"
         )
     as_it_was = "runs again" if migration.was_running else "is stopped"
     return RolledBack(

@@ -263,8 +263,7 @@ class Migrator:
                 if back is None:
                     down = "" if migration.fork_of else ", and the job may be down"
                     error.add_note(
-                        f"the migration could not be taken back: it stands at step {migration.step!r}{down}. Repair "
-                        "what is said above, then go on with --resume"
+                        f"the migration could not be taken back: it stands at step {migration.step!r}{down}. Mend the cause named above, then continue with --resume"
                     )
                     raise
                 self._say(f"{migration.step} failed: {error}")
@@ -312,7 +311,7 @@ class Migrator:
         Raises:
             JobNotFound: the file has no job of that name.
         """
-        check(self._other is not None, "whoever forks can open the other job")
+        check(self._other is not None, "only a process that can open the other job can fork it")
         assert self._other is not None
         there, savepointer = self._other(of)
         actor, poll, say = self._actor, self._poll, self._say

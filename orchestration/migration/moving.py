@@ -166,7 +166,7 @@ class Moves:
         except JobNotFound:
             return  # an interrupted attempt has removed it
         if done.failures:
-            self._say(f"{len(done.failures)} objects stay in {self._target.url}, which nobody uses: remove the folder")
+            self._say(f"{len(done.failures)} objects stay in {self._target.url}, which no job uses: remove the folder")
 
     def _execute(self, *, keep_source: bool, before_decided: Callable[[], None]) -> None:
         actor = self._actor

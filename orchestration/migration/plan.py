@@ -38,8 +38,8 @@ CHECKPOINTS_MAX: Final = 100
 TIMEOUT_MAX_S: Final = 86_400.0
 VERIFIED: Final[dict[VerifyLevel, str]] = {
     "structure": "look whether all files of the {} are there",
-    "sample": "read a sample of the {} and compare it with what was written",
-    "full": "read the whole {} and compare it with what was written",
+    "sample": "read a sample of the {} and compare it with the original",
+    "full": "read the whole {} and compare it with the original",
 }
 _EDIT: Final = (
     "the job is in {}. Once it was moved it is in {} all the same, until you edit `store` and take "
@@ -180,7 +180,7 @@ class MigrationPlan:
             return [
                 stop,
                 VERIFIED[self.verify].format("savepoint"),
-                f"carry {many_objects} to {self.move.target_url}, and compare; nobody can start the job meanwhile",
+                f"carry {many_objects} to {self.move.target_url}, and compare; the job cannot be started meanwhile",
                 f"start a driver there, with {self.target}",
                 f"wait for {many}, at most {self.timeout_s:g} s",
                 f"give {self.move.source_url} up; or, if it does not come up before it has committed anything: stop "

@@ -82,7 +82,7 @@ def judge_alive(
             verdict=verdict,
         )
     if health.standing == "migrating":
-        stands = "the job is being migrated, and nobody goes on with it"
+        stands = "the job is being migrated, and no process continues the migration"
         return Alive(
             level="error" if health.is_overdue else "warn",
             headline=stands if health.is_overdue else "the job is being migrated",

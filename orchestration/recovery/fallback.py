@@ -84,13 +84,13 @@ def decide_fallback(damage: Damage, policy: FallbackPolicy, launch: str) -> Fall
         launch: how a person launches the recovery of the job, in words.
     """
     if not damage.where:
-        return Fallback(None, f"newest {damage.newest} is sound: each object was read and is what was written")
+        return Fallback(None, f"newest {damage.newest} is sound: each object was read, and its digest is right")
     said = f"newest {damage.newest} damaged in {damage.where}"
     others = _passed_over_text(damage.passed_over)
     if damage.restorable is None:
         return Fallback(
             None,
-            f"{said}; none of the {damage.looked_at} newest snapshots and savepoints can be restored{others}. Go back "
+            f"{said}; not one of the {damage.looked_at} newest snapshots and savepoints can be restored{others}. Go back "
             "to a copy: `stillstate rollback`",
             is_refused=True,
         )
@@ -109,7 +109,7 @@ def decide_fallback(damage: Damage, policy: FallbackPolicy, launch: str) -> Fall
 
 def _loss_text(damage: Damage) -> str:
     if damage.epochs == 0:
-        unknown = "; whether its output was published cannot be known, and what was not is lost"
+        unknown = "; whether its output was published is unknown, and unpublished output is lost"
         return f"loses no epoch{'' if damage.published is False else unknown}"
     one = damage.epochs == 1
     lost = "an unknown number of epochs" if damage.epochs is None else f"{damage.epochs} {'epoch' if one else 'epochs'}"
@@ -210,7 +210,7 @@ def _unfit(candidate: _Candidate, catalog: Catalog, newest: int | None) -> str:
     try:
         if candidate.savepoint:
             if isinstance(own_restore_point(candidate.savepoint), int):
-                return "its name is a number, which a start takes for a snapshot's id; go back to its folder by hand"
+                return "its name is a number, which a start takes for a snapshot's id; go back to it by its folder"
             refuse_if_claimed(candidate.root)
         manifest = Catalog.of_root(candidate.root, catalog.clock).manifest(candidate.snapshot_id)
     except SnapshotInUse as error:

@@ -196,7 +196,7 @@ def while_migrating(
     return Health(
         "migrating",
         f"{migration} is under way, at this step since {time_text(migration.at_ms)}; recovery leaves the job alone "
-        f"until it is over. If nobody goes on with it: `stillstate migrate {job} --resume`, or launch migrate_<job> in "
+        f"until it is over. If no process continues it: `stillstate migrate {job} --resume`, or launch migrate_<job> in "
         f"Dagster. The driver: {health.reason}",
         is_overdue=is_deserted or age_s > MIGRATION_QUIET_S,
         since_ms=migration.began_ms,

@@ -94,13 +94,13 @@ class Supervised:
             line += piece
         cause = cause_of_call(line)
         if cause is None:
-            _LOG.info("the supervisor has gone; nobody needs this process")
+            _LOG.info("the supervisor has ended; this process is not needed any more")
             raise SystemExit(0)
         return cause
 
     def start_again(self, cause: str, why: str) -> NoReturn:
         """Become a new process in place, with the same id and the same pipes, as if it had never been a standby."""
-        _LOG.warning("what stood by cannot be used: %s; this driver starts anew", why)
+        _LOG.warning("the standby process cannot be used: %s; a new driver starts", why)
         for pipe in (self.calls, self.tells):
             os.set_inheritable(pipe, True)
         os.environ |= {

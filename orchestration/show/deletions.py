@@ -44,7 +44,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidConfiguration(f"{question} Nobody is there to answer: give --yes, or --dry-run to only look")
+        raise InvalidConfiguration(
+            f"{question} There is no terminal to ask: give --yes to delete, or --dry-run to see the plan"
+        )
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
 
@@ -58,7 +60,7 @@ def show_failures(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]
     if len(failures) > _FAILURES_MAX:
         print(f"and {len(failures) - _FAILURES_MAX:,} more; --json lists all", file=sys.stderr)
     if failures:
-        print("What is left is tried again by the same command, and by `stillstate gc`.", file=sys.stderr)
+        print("Repeat the command to try the rest again; `stillstate gc` removes it too.", file=sys.stderr)
 
 
 def exit_code_of(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> int:
@@ -125,7 +127,7 @@ def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
     for (kind, reason), sizes in sorted(groups.items()):
         table.add_row(kind, count_text(len(sizes)), bytes_text(sum(sizes)), reason)
     for snapshot_id in plan.given_up:
-        table.add_row("snapshot", "", "", f"{snapshot_id} was given up, and its deletion was cut short")
+        table.add_row("snapshot", "", "", f"{snapshot_id} has expired, and its deletion was interrupted")
     for name, why in plan.savepoints:
         table.add_row("savepoint", "", "", Text(f"{name}: {why}"))
     yield table if table.row_count else f"{plan.made.job}: nothing to delete"

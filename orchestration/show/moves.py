@@ -25,7 +25,7 @@ def plan_text(plan: MovePlan) -> str:
         "savepoint": f"the savepoint of {plan.job.name}",
     }[plan.what]
     how = "copied by the store itself" if plan.inside else "through this machine"
-    resumed = ", going on with what was begun" if plan.resumes is not None else ""
+    resumed = ", continuing the interrupted one" if plan.resumes is not None else ""
     left = f"; {', '.join(plan.left)} not complete and left out" if plan.left else ""
     return (
         f"{plan.mode} {what} from {plan.source_url} to {plan.target_url}: {count_text(plan.objects)} objects, "
@@ -37,7 +37,7 @@ def result_text(result: MoveResult) -> str:
     """Return the text of the result."""
     plan = result.plan
     if plan.outcome is not None:
-        done = "nothing was done" if plan.resumes is None else "what was left to do is done"
+        done = "nothing was done" if plan.resumes is None else "the remaining steps are done"
         return f"{plan.target_url} was complete; {done}"
     done = "copied" if plan.mode == "copy" else "moved"
     kept = result.objects - result.objects_copied
@@ -48,7 +48,7 @@ def result_text(result: MoveResult) -> str:
         + (f"; {count_text(kept)} were there already" if kept else "")
     ]
     if result.expired:
-        lines.append(f"given up in the source meanwhile, and left out: {', '.join(map(str, result.expired))}")
+        lines.append(f"expired in the source meanwhile, and left out: {', '.join(map(str, result.expired))}")
     if result.left:
         lines.append(f"not of Stillstate, and still in {plan.source_url}: {', '.join(result.left[:10])}")
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def rollback_text(job: str, plan: RollbackPlan) -> str:
     )
     return (
         f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. {count_text(plan.abandoned)} newer "
-        f"snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; {data}Input since then is read "
+        f"snapshot ids (up to {plan.newest.snapshot_id}) expire with its former history; {data}Input since then is read "
         "again. Output that was published since then stays, and comes again under higher epoch numbers."
     )
 

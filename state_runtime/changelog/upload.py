@@ -182,7 +182,7 @@ class Upload:
         """Nobody needs the object any more: it is deleted, now or when it arrives."""
         with self._uploader.run.lock:
             winner, self._winner = self._winner, ""
-            self._decide(failure=StoreUnavailable(f"an upload to {self._root.url} was given up by its caller"))
+            self._decide(failure=StoreUnavailable(f"an upload to {self._root.url} was abandoned by its caller"))
         if winner:
             self._uploader.run.start(lambda: self._delete(winner))
 

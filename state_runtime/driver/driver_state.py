@@ -225,7 +225,7 @@ def _given_up(last: Manifest) -> int:
     waiting = last.open_batch.operators if last.open_batch is not None else ()
     for operator in waiting:
         _LOG.warning(
-            "operator %s: about %d rows that were in flight in snapshot %d are given up, as was asked; they are lost",
+            "operator %s: about %d rows in flight in snapshot %d are dropped, as requested; they are lost",
             operator.uid,
             operator.rows,
             last.snapshot_id,

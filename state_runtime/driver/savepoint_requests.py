@@ -224,7 +224,7 @@ class Savepoints:
                 self._answer(asked.request, "void", message)
             except (StillstateError, OSError):
                 # The next run finds it REQUESTED by a run that is over.
-                _LOG.warning("savepoint %s could not be given up", asked.request.name, exc_info=True)
+                _LOG.warning("savepoint %s could not be marked as abandoned", asked.request.name, exc_info=True)
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 

@@ -168,7 +168,7 @@ class StartPosition:
                 raise JobRootMismatch(
                     f"{self._root.url} has snapshots and no job.json: it was not copied whole, or a run that slept "
                     "while the job was "
-                    "deleted or moved left them. Restore it from a copy, or remove the folder to begin anew"
+                    "deleted or moved left them. Restore it from a copy, or remove the folder to start an empty job"
                 )
             check_belongs(own, info, self._root.url, own=True)
             if self._start is not None:
@@ -228,7 +228,7 @@ class StartPosition:
             raise MissingSnapshot(
                 f"{self._root.url} holds data ({found}) and no snapshot that names it, so this job would begin empty "
                 "and its state would be lost to it. If the folder was copied or restored, copy its snapshots/ too; if "
-                "an import was cut here, repeat the import; else remove the folder to begin anew"
+                "an import was cut here, repeat the import; else remove the folder to start an empty job"
             )
 
     def _choose_savepoint(self, own: Manifest) -> None:
@@ -289,14 +289,14 @@ class StartPosition:
         if wanted is None:
             return own
         if not read_boundary(self._root).keeps(wanted):
-            raise SnapshotExpired(f"snapshot {wanted} of job {self._catalog.job!r} was given up; choose a newer one")
+            raise SnapshotExpired(f"snapshot {wanted} of job {self._catalog.job!r} has expired; choose a newer one")
         # The id is the newest's: what is reconciled with the pipeline is read as of the run's first epoch.
         return replace(gone_back(self._catalog.manifest(wanted), own), snapshot_id=own.snapshot_id)
 
     def _unfinished(self, started: StartedFrom) -> InvalidConfiguration:
         return InvalidConfiguration(
             f"job {self._catalog.job!r} in {self._root.url} was begun from {started} and has no snapshot yet; it does "
-            "not begin empty. Start it from there again: what was copied is kept. Or remove that folder to begin anew"
+            "not begin empty. Start it from there again: the copied objects are kept. Or remove that folder to start an empty job"
         )
 
     def _find(self, start: StartFrom, info: JobInfo | None) -> OpenedSnapshot:
@@ -318,7 +318,7 @@ class StartPosition:
             source = open_snapshot(root, wanted, self._clock)
             if not read_boundary(root).keeps(source.manifest.snapshot_id):
                 raise SnapshotExpired(
-                    f"snapshot {source.manifest.snapshot_id} in {root.url} was given up; choose a newer one"
+                    f"snapshot {source.manifest.snapshot_id} in {root.url} has expired; choose a newer one"
                 )
         except MissingSnapshot as error:
             if recorded is None:

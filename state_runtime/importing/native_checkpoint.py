@@ -152,7 +152,9 @@ def _text(root: Store, path: str, bytes_max: int = _ENTRY_BYTES_MAX) -> str:
     try:
         return root.read(path, bytes_max).decode()
     except FileNotFoundError as error:
-        raise CorruptData(f"{root.url} has no {path}; the checkpoint is damaged or was cleaned by hand") from error
+        raise CorruptData(
+            f"{root.url} has no {path}; the checkpoint is damaged or files were deleted from it"
+        ) from error
     except UnicodeDecodeError as error:
         raise CorruptData(f"{root.url}/{path} is not text: {error}") from error
 

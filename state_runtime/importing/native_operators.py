@@ -132,7 +132,7 @@ def match_operators(
         if len(fitting) != 1:
             raise InvalidConfiguration(
                 f"operator {one.number} of the query ({_shown(one.signature)}) "
-                f"{'may be any of' if fitting else 'is none of'} the job's: {_have(candidates)}. Say which with "
+                f"{'may be any of' if fitting else 'is not one of'} the job's: {_have(candidates)}. Say which with "
                 f"--operator {one.number}=UID"
             )
         _check(one, fitting[0])

@@ -97,9 +97,9 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
             continue
         if snapshot_id in boundary.kept and read_boundary(root).keeps(snapshot_id):
             raise CorruptManifest(
-                f"snapshot {snapshot_id} in {root.url} was never given up, and it has no manifest. Nothing was "
+                f"snapshot {snapshot_id} in {root.url} has not expired, and it has no manifest. Nothing was "
                 "deleted; restore "
-                f"{manifest_path(snapshot_id)} from a copy, or give the snapshot up with `stillstate delete --damaged`"
+                f"{manifest_path(snapshot_id)} from a copy, or delete the snapshot with `stillstate delete --damaged`"
             )
     # Behind the newest a listing that was cut short looks like an older one; and a running job commits meanwhile. Of a
     # listing that is older than the boundary everything may be given up by now, and newer ones be there all the same.
@@ -326,7 +326,7 @@ def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, 
         if marked is not None:
             return marked
     raise Unavailable(
-        f"the newest snapshots in {root.url} were given up {CLAIM_ATTEMPTS_MAX} times while they were read; try again"
+        f"the newest snapshots in {root.url} expired {CLAIM_ATTEMPTS_MAX} times while they were read; try again"
     )
 
 

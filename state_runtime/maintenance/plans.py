@@ -119,7 +119,7 @@ class PlanDocument(ABC):
             )
         if other != cls.KIND:
             raise InvalidConfiguration(
-                f"{file} is no plan (what `plan --json` prints is none either). Nothing was deleted; "
+                f"{file} is not a plan (neither is the output of `plan --json`). Nothing was deleted; "
                 f"`stillstate {cls.KIND.removesuffix('-plan')} plan JOB --out FILE` writes one"
             )
         return decode_document(cls.KIND, cls, body, str(file))

@@ -67,7 +67,7 @@ def what_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Manifest | M
         if mode != "major":
             return nothing("there is no changelog to fold")
         if not manifest.layers and manifest.shards is None:
-            return nothing("there is no changelog to fold, and no table to write anew")
+            return nothing("there is no changelog to fold, and no table to rewrite")
     other = other_at_work(catalog.root, clock)
     if other is not None:
         return nothing(f"materialization {other.record_id} is under way")

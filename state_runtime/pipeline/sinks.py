@@ -225,7 +225,7 @@ class ParquetSink(Sink):
                 f"{missing.final} exists, and the commit log does not say that epoch {output.epoch} was published. If "
                 "the job wrote to another output folder until now, start it once with that one. Restore the file if "
                 "it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since "
-                "then is read again, and its output made anew under higher epoch numbers"
+                "then is read again, and its output is written again under higher epoch numbers"
             )
         entry = encode_document("sink-commit", _SinkCommit(_stager(output), spec.name, output.epoch, output.files))
         if store.create(_entry_path(output), entry) is Created.LOST:
@@ -378,7 +378,7 @@ class ForeachEpoch(Sink):
                 f"sink {spec.name!r}: the newest snapshot names {gone} in {store.url} for epoch {output.epoch}, which "
                 "may not have been delivered yet, and the file is not there. Restore it from a copy of the job root, "
                 "with its folder. If it is lost, go back to the snapshot before the epoch (--from-snapshot): its input "
-                "is read again, and its output made anew under a higher epoch number"
+                "is read again, and its output is written again under a higher epoch number"
             )
         self.publish(spec, output, spark)
 

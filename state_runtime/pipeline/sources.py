@@ -111,9 +111,7 @@ def way_to_key(name: str, schema: T.StructType) -> str:
     """What to say behind an error about a key column that is not there: the column that was probably meant."""
     alike = [column for column in schema.names if column.lower() == name.lower()]
     if alike:
-        return (
-            f". Write key_by({alike[0]!r}): names are taken as they are written, whatever spark.sql.caseSensitive says"
-        )
+        return f". Write key_by({alike[0]!r}): names are compared exactly, also if spark.sql.caseSensitive is false"
     if name.partition(".")[0] in schema.names and "." in name:
         made = name.replace(".", "_")
         return (

@@ -49,7 +49,7 @@ def obstacle(spark: SparkSession) -> str:
             "spark.shuffle.reduceLocality.enabled is not false, so Spark prefers to run a task where its rows come from"
         )
     if str(spark.conf.get("spark.sql.adaptive.enabled", "true")).lower() != "false":
-        return "spark.sql.adaptive.enabled is not false, so Spark may plan an epoch's tasks anew"
+        return "spark.sql.adaptive.enabled is not false, so Spark may change the plan of an epoch's tasks"
     return ""
 
 

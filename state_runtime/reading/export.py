@@ -53,7 +53,7 @@ def export_state(
         MissingFile, CorruptSegment, SnapshotExpired, StoreUnavailable: see `SnapshotReader`; no file is left.
     """
     if target.suffix not in FORMATS:
-        raise InvalidConfiguration(f"{target}: the suffix says what is written; use one of {', '.join(FORMATS)}")
+        raise InvalidConfiguration(f"{target}: the suffix chooses the format; use one of {', '.join(FORMATS)}")
     if target.exists() and not overwrite:
         raise InvalidConfiguration(f"{target} is there already; give another name, or say that it is to be replaced")
     schema = state.schema(columns)

@@ -43,7 +43,7 @@ class ReadableInflight:
 
     Every method that reads may raise:
         MissingFile, CorruptSegment: the snapshot is damaged; the message names the file.
-        SnapshotExpired: it was given up while it was read. StoreUnavailable: try again.
+        SnapshotExpired: it expired while it was read. StoreUnavailable: try again.
     """
 
     root: Store
@@ -133,8 +133,7 @@ class ReadableInflight:
         if read_boundary(self.root).keeps(self.manifest.snapshot_id):
             return error
         return SnapshotExpired(
-            f"snapshot {self.manifest.snapshot_id} in {self.root.url} was given up while it was read; choose a newer "
-            "one"
+            f"snapshot {self.manifest.snapshot_id} in {self.root.url} expired while it was read; choose a newer one"
         )
 
     def _shown(self, stored: pa.RecordBatch, passed: InflightPass, schema: pa.Schema, where: str) -> pa.RecordBatch:

@@ -132,7 +132,7 @@ class StateLookup:
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise CorruptSegment(
-                f"{source.path}: {self.versions.name} holds values that are none of their type"
+                f"{source.path}: {self.versions.name} holds values of another type than its own"
             ) from error
         hashes = hashes_of(batch)
         if len(hashes) and not (source.low <= int(hashes[0]) and int(hashes[-1]) <= source.high):

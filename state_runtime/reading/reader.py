@@ -50,7 +50,7 @@ class SnapshotReader:
 
     Every method that reads rows may raise:
         MissingFile, CorruptSegment, CorruptManifest: the snapshot is damaged; the message names the file.
-        SnapshotExpired: it was given up while it was read. StoreUnavailable: try again.
+        SnapshotExpired: it expired while it was read. StoreUnavailable: try again.
 
     Args:
         root: the job root (or a savepoint's folder, or any copy of one).
@@ -157,7 +157,7 @@ class SnapshotReader:
         except MissingFile as error:
             if not read_boundary(self.root).keeps(self.manifest.snapshot_id):
                 raise SnapshotExpired(
-                    f"snapshot {self.manifest.snapshot_id} in {self.root.url} was given up while it was read; choose a "
+                    f"snapshot {self.manifest.snapshot_id} in {self.root.url} expired while it was read; choose a "
                     "newer one, and pin it before reading"
                 ) from error
             raise

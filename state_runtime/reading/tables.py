@@ -156,8 +156,8 @@ class TableWriter:
             if not batch.num_rows:
                 continue
             try:
-                batch = self._versions.read(batch, self._snapshot_id, "what is to be written")
-                StateSchema.of(batch.schema).check_batch(batch, "what is to be written")
+                batch = self._versions.read(batch, self._snapshot_id, "the rows to be written")
+                StateSchema.of(batch.schema).check_batch(batch, "the rows to be written")
             except CorruptSegment as error:
                 raise InvalidData(f"{self._name}: {error}") from error
             broken = broken_text(batch)
@@ -168,7 +168,7 @@ class TableWriter:
                 )
             hashes = hashes_of(batch)
             if int(hashes[0]) < last:
-                raise InvalidData(f"{self._name}: what is to be written is not sorted by key hash")
+                raise InvalidData(f"{self._name}: the rows to be written are not sorted by key hash")
             last = int(hashes[-1])
             schema = StateSchema.of(batch.schema)
             if pc.any(batch.column(1)).as_py() or (

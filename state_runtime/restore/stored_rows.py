@@ -130,7 +130,7 @@ class StoredRows:
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise CorruptSegment(
-                f"{where}: operator {self._operator!r} has values that are none of their type"
+                f"{where}: operator {self._operator!r} has values of another type than its columns'"
             ) from error
         hashes = hashes_of(batch)
         if len(hashes) and not (low <= int(hashes.min()) and int(hashes.max()) <= high):

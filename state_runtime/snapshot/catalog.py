@@ -109,7 +109,7 @@ class Catalog:
         except FileNotFoundError:
             if not read_boundary(self.root).keeps(snapshot_id):
                 raise SnapshotExpired(
-                    f"snapshot {snapshot_id} of job {self.job!r} in {self.root.url} was given up; choose a newer one"
+                    f"snapshot {snapshot_id} of job {self.job!r} in {self.root.url} has expired; choose a newer one"
                 ) from None
             newest = ", ".join(map(str, self.snapshot_ids()[-5:])) or "none"
             raise MissingSnapshot(

@@ -231,7 +231,7 @@ def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: Expiry
     if boundary.is_tombstone:
         raise Fenced(
             f"{root.url} was deleted as a whole: snapshot {snapshot_id} will never be read; this run stops and "
-            "publishes nothing. Let `stillstate delete --root` end, then start the job anew"
+            "publishes nothing. Let `stillstate delete --root` end, then start the job again"
         )
     if snapshot_id <= boundary.snapshot_id:
         raise Fenced(

@@ -105,7 +105,7 @@ class ExpiryBoundary:
         passed = {i for i in existing if self.snapshot_id < i <= last}
         # `existing` may be older than this boundary, which never reaches the newest.
         is_passed = max(leaving) <= self.snapshot_id
-        check(is_passed or any(i > last for i in existing), "the newest snapshot is never given up alone")
+        check(is_passed or any(i > last for i in existing), "the newest snapshot never expires alone")
         kept, going = (set(self.kept) | passed) - leaving, set(self.going) | leaving
         return replace(self, snapshot_id=last, kept=tuple(sorted(kept)), going=tuple(sorted(going)))
 

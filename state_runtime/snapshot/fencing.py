@@ -208,7 +208,7 @@ def open_run(
         nonlocal follows_ms
         latest = newest()
         if latest is None and found is not None:
-            raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
+            raise Fenced(f"the snapshots in {catalog.root.url} expired while term {term.term} was starting")
         if latest is None:
             # A first snapshot without the job.json above it would be in the way of whoever begins anew.
             _refuse_removed(catalog.root, info, term)

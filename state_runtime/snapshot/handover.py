@@ -122,7 +122,7 @@ def refuse_if_handed_over(root: Store, *, mover: str = "", is_builder: bool = Fa
     if not is_builder and root.exists(BUILDING_FILE) and not root.list_names(SNAPSHOTS_DIR):
         raise SnapshotInUse(
             f"{root.url} has no snapshot: the import or bootstrap that fills it has not ended, or was cut. It does not "
-            "begin empty. Run the import (bootstrap) again, which begins anew in this folder; or remove the folder to "
+            "begin empty. Run the import (bootstrap) again, which starts over in this folder; or remove the folder to "
             "begin without it"
         )
     if root.exists(CONVERSION_FILE) and not root.list_names(SNAPSHOTS_DIR):

@@ -108,7 +108,7 @@ def open_snapshot(root: Store, snapshot_id: int | None = None, clock: Clock = SY
         # After it was read: what lies under a name that was given up is being removed, or a sleeper has created it
         # anew.
         if not read_boundary(root).keeps(snapshot_id):
-            raise SnapshotExpired(f"snapshot {snapshot_id} in {root.url} was given up; choose a newer one")
+            raise SnapshotExpired(f"snapshot {snapshot_id} in {root.url} has expired; choose a newer one")
     else:
         newest = catalog.latest()
         if newest is None:

@@ -258,7 +258,7 @@ def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock, 
     Raises:
         SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
     """
-    check(last.is_open, "a migration that is over is nobody's to go on with")
+    check(last.is_open, "a migration that has ended cannot be continued")
     taken = replace(last, number=last.number + 1, owner=owner, owner_space=space, at_ms=clock.now_ms())
     return _create(root, last, taken)
 

@@ -109,7 +109,7 @@ def _check_kept(root: Store, pin: SnapshotPin) -> None:
     if not read_boundary(root).keeps(pin.snapshot_id) or not root.exists(manifest_path(pin.snapshot_id)):
         unpin(root, pin)
         raise SnapshotExpired(
-            f"snapshot {pin.snapshot_id} in {root.url} was given up while it was about to be used; choose a newer one"
+            f"snapshot {pin.snapshot_id} in {root.url} expired just before it was used; choose a newer one"
         )
 
 

@@ -36,7 +36,7 @@ class Internal(Enum):
     WATERMARK_TRACKER = "a watermark that Spark alone can observe is refused"
     JOB_COUNT = "each transform is taken for one that runs a Spark job"
     PREPARED_FRAMES = "epochs are planned in more calls than need be"
-    REBOUND_PLANS = "each epoch is planned anew"
+    REBOUND_PLANS = "each epoch is planned from the start"
     SOURCE_OPTIONS = "cleanSource and path patterns are not noticed: leave cleanSource off beside a checkpoint interval"
     PATH_PATTERNS = "a source path that no file fits is not warned of"
     JAVA_EXCEPTIONS = "causes of Spark's errors are read from their text"

@@ -174,8 +174,8 @@ def _rule(kind: str, message: str, made: Callable[[re.Match[str], Chain], Stills
 # --- Kafka -------------------------------------------------------------------------------------------------------
 
 _GOES_ON = (
-    'To go on with the state and with what Kafka still has, set .option("failOnDataLoss", "false") on the source: '
-    "what is gone is skipped, logged and counted (skipped_rows)"
+    'To keep the state and go on with the offsets that Kafka still has, set .option("failOnDataLoss", "false") on the source: '
+    "lost offsets are skipped, logged and counted (skipped_rows)"
 )
 _NO_RESTART = "A restart gets the same answer"
 
@@ -199,23 +199,20 @@ def _offset_went_back(match: re.Match[str], chain: Chain) -> StillstateError:
     topic, partition, read, end = match.groups()
     return MissingSource(
         f"the job has read topic {topic!r}, partition {partition}, up to offset {read}, and the partition ends at "
-        f"{end} now: the topic was deleted and made anew. {_NO_RESTART}. {_GOES_ON}; of the new topic, what was "
-        "written before that start is skipped too. To read it from its beginning, give the new topic another name"
+        f"{end} now: the topic was deleted and created again. {_NO_RESTART}. {_GOES_ON}; rows that were written to the new topic before that start are skipped too. To read the new topic from its beginning, give the new topic another name"
     )
 
 
 def _partitions_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
-        f"the job has read partitions that Kafka does not have any more: {shown(match[1])}. The topic was deleted, or "
-        f"made anew with fewer of them. {_NO_RESTART}. {_GOES_ON}"
+        f"the job has read partitions that Kafka does not have any more: {shown(match[1])}. The topic was deleted, or created again with fewer of them. {_NO_RESTART}. {_GOES_ON}"
     )
 
 
 def _begins_late(match: re.Match[str], chain: Chain) -> StillstateError:
     topic, partition, first = match.groups()
     return MissingSource(
-        f"topic {topic!r} has a new partition {partition}, and Kafka has it from offset {first} on: what was before, "
-        f"the job has not read. {_NO_RESTART}. {_GOES_ON}"
+        f"topic {topic!r} has a new partition {partition}, and Kafka has it from offset {first} on: the job has not read the rows before. {_NO_RESTART}. {_GOES_ON}"
     )
 
 
@@ -263,7 +260,7 @@ def _without_setting(text: str) -> str:
 
 def _topics_moved(match: re.Match[str], chain: Chain) -> StillstateError:
     return Unavailable(
-        f"partitions of the topic came or went while the job read it ({match[1]}). The next start reads them anew"
+        f"partitions of the topic came or went while the job read it ({match[1]}). The next start reads them again"
     )
 
 
@@ -334,8 +331,8 @@ def removed_scratch(path: str) -> ScratchRemoved:
     """
     return ScratchRemoved(
         f"a file or folder that Spark needs until the run ends was removed: {shown(path)}. A cleaner of the temporary "
-        "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes what is days old, also while it is in use. Nothing "
-        "that was committed is lost; the next start makes these files anew and goes on from the newest snapshot. So "
+        "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes files that are days old, even while they are in use. Nothing "
+        "that was committed is lost; the next start creates these files again and goes on from the newest snapshot. So "
         "that it does not happen again, set scratch_dir and Spark's spark.local.dir to folders that no cleaner visits, "
         "or exclude stillstate-*, spark-* and blockmgr-* from it"
     )

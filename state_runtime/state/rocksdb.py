@@ -216,7 +216,7 @@ class RocksShard:
         try:
             return self.open(version, now_ms, verify=False)
         except LocalCopyUnusable as error:
-            raise OSError(f"what was written cannot be read: {error}") from error
+            raise OSError(f"its own files cannot be read back: {error}") from error
 
     def _opened(self, adopted: Adopted, now_ms: int) -> RocksReader:
         return RocksShard(adopted.folder, self._schemas, self._clock).open(adopted.version, now_ms, verify=True)
@@ -324,7 +324,7 @@ def _check_files(folder: Path, described: RocksVersion, *, verify: bool) -> None
         raise ValueError("the folder of the database has other files than the version names")
     config = read_without_links(folder / _CONFIG, _DESCRIPTION_BYTES_MAX) if _CONFIG in names else b""
     if not described.config.encode().startswith(config):
-        raise ValueError(f"{_CONFIG} is not what was written")
+        raise ValueError(f"{_CONFIG} has another digest than when it was written")
     for file in described.files:
         status = (folder / file.name).lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:

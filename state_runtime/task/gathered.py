@@ -245,4 +245,6 @@ class _Spill:
 @lru_cache(maxsize=64)
 def _warn_not_spilled(folder: Path, why: str) -> None:
     """Once in a worker process, not in each epoch."""
-    _LOG.warning("%s takes no rows that wait: %s; they are held in memory, whatever task_bytes_max says", folder, why)
+    _LOG.warning(
+        "%s takes no rows that wait: %s; they are held in memory, and task_bytes_max does not bound them", folder, why
+    )

@@ -110,7 +110,7 @@ def _local_bodies(exported: VersionFiles, known: Known) -> dict[str, bytes]:
             continue
         body = file.path.read_bytes()
         if len(body) != file.bytes or sha256(body).hexdigest() != file.digest:
-            raise LocalCopyUnusable(f"{file.path} is not what was written")
+            raise LocalCopyUnusable(f"{file.path} has another digest than when it was written")
         bodies[file.digest] = body
     return bodies
 

@@ -287,7 +287,7 @@ def test_a_snapshot_that_was_given_up_is_not_started_from(world: World, local: S
     advance_boundary(
         local.root("old"), lambda now: now.announcing(existing[:2], existing), clock=world.clock, ids=world.ids
     )
-    with pytest.raises(SnapshotExpired, match="was given up"):
+    with pytest.raises(SnapshotExpired, match="has expired"):
         world.beginning("new", local, local.start("old", snapshot_id=existing[1])).look()
     assert not local.root("new").list_names("")
 
@@ -1002,7 +1002,7 @@ def test_what_cannot_be_gone_back_to_is_refused(world: World, local: Shop) -> No
     advance_boundary(
         local.root("job"), lambda now: now.announcing(existing[:2], existing), clock=world.clock, ids=world.ids
     )
-    with pytest.raises(SnapshotExpired, match="was given up"):
+    with pytest.raises(SnapshotExpired, match="has expired"):
         world.beginning("job", local, from_snapshot=existing[1]).look()
 
 

@@ -104,7 +104,7 @@ def test_a_run_that_was_taken_back_fails_with_the_reason(house: House) -> None:
     done = house.run(fork_of=OLD)
     assert not done.success
     assert "it broke" in said(done)
-    assert "which goes on; what was copied for it was removed" in said(done)
+    assert "which goes on; the objects copied for it were removed" in said(done)
     assert steps(house) == ["save", "copy", "verify", "start", "watch", "stop-new", "clear", "rolled-back"]
     assert [line.value for line in shown(house, "log_last_line")] == ["the last words"]
     assert len(house.made.old_drivers.live()) == 1
@@ -220,7 +220,7 @@ def test_a_fork_that_was_taken_back_is_an_error(made: Forked) -> None:
 def test_a_fork_that_was_cut_is_gone_on_with(made: Forked, house: House) -> None:
     assert "no migration" in call(made, "--resume").stderr
     house.cut("done copy")
-    assert "give it alone" in call(made, "--resume", "--at", "3").stderr
+    assert "takes no other option" in call(made, "--resume", "--at", "3").stderr
     other = CliRunner().invoke(app, ["fork", "third", NEW, "--resume", "-c", str(made.config)])
     assert "no fork of 'third'" in other.stderr
     done = call(made, "--resume")

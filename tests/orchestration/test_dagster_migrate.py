@@ -183,8 +183,8 @@ def test_a_migration_that_was_taken_back_is_an_error(made: Migrated) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--parallelism", "0"), "give 1 or more"),
-        (("--resume", "--parallelism", "3"), "give it alone"),
+        (("--parallelism", "0"), "must be at least 1 (got 0)"),
+        (("--resume", "--parallelism", "3"), "takes no other option"),
         (("--resume",), "no migration"),
         (("--from-snapshot", "99", "--yes"), "no snapshot 99"),
     ],

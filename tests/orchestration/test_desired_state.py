@@ -446,7 +446,7 @@ def test_a_migration_whose_process_has_ended_is_gone_on_with_whoever_began_it(
         e for e in house.here.tick("stillstate_recovery").asset_events if isinstance(e, dg.AssetCheckEvaluation)
     ]
     assert alive.severity is dg.AssetCheckSeverity.ERROR
-    assert "nobody goes on with it" in str(alive.description)
+    assert "no process continues the migration" in str(alive.description)
     (request,) = tick(house)[1]
     assert ":resume:1" in str(request.run_key)
     assert execute(house, request).success

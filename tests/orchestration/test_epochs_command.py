@@ -131,7 +131,7 @@ def test_a_job_that_has_told_nothing_is_no_error_and_one_that_never_ran_is(
     flights.start()
     result = call("flights", "-c", config)
     assert result.exit_code == 0
-    assert "nothing is known of the tasks of its epochs yet" in result.stdout
+    assert "its epochs have no task figures yet" in result.stdout
     assert json.loads(call("flights", "--json", "-c", config).stdout) == {"job": "flights", "term": None, "epochs": []}
     assert call("flights", "-e", "3", "-c", config).exit_code == 2
     assert call("trains", "-c", config).exit_code == 2

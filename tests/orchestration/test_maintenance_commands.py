@@ -219,7 +219,7 @@ def test_a_file_that_is_no_plan_is_told_apart_from_a_damaged_one(config: str, tm
     file.write_text(text if text != "--json" else call("gc", "plan", "flights", "--json", "-c", config).stdout)
     refused = call("gc", "apply", str(file), "-c", config)
     assert refused.exit_code == 2
-    assert "is no plan" in refused.stderr
+    assert "is not a plan" in refused.stderr
     assert "`stillstate gc plan JOB --out FILE` writes one" in refused.stderr
     assert call("retention", "apply", str(tmp_path / "none"), "-c", config).exit_code == 2
 

@@ -60,7 +60,7 @@ def test_the_choice_is_explained() -> None:
 def test_without_a_sound_snapshot_no_policy_goes_back() -> None:
     chosen = decide_fallback(replace(FOUND, restorable=None), "older", "recover_flights")
     assert (chosen.back_to, chosen.is_refused) == (None, True)
-    assert "none of the 4 newest" in chosen.explained
+    assert "not one of the 4 newest" in chosen.explained
 
 
 def test_a_sound_newest_snapshot_is_started_from() -> None:
@@ -171,7 +171,7 @@ def test_a_savepoint_of_a_manifest_that_cannot_be_read_may_lack_output(job: Job)
     damage = found(job)
     assert (damage.restorable, damage.savepoint, damage.epochs, damage.published) == (5, "own", 0, None)
     assert decide_fallback(damage, "same_output", "recover_job").is_refused
-    assert "whether its output was published cannot be known" in decide_fallback(damage, "older", "").explained
+    assert "whether its output was published is unknown" in decide_fallback(damage, "older", "").explained
 
 
 def test_what_the_job_was_taken_back_from_is_no_candidate(job: Job) -> None:

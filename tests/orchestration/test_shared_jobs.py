@@ -141,7 +141,7 @@ def test_a_run_that_is_about_two_streams_or_an_unknown_one_is_refused(
     assert not several.success
     assert "2 streams are selected (flights, trains …), and a run is about one" in why_failed(several)
     unknown = run(house, name, config(op, stream="ships"))
-    assert "stream 'ships' is none of the streams that were selected" in why_failed(unknown)
+    assert "stream 'ships' is not one of the selected streams" in why_failed(unknown)
 
 
 def test_a_run_that_a_person_launched_gets_the_tag_by_which_the_queue_counts(

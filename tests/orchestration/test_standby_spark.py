@@ -132,7 +132,7 @@ def test_a_driver_that_stood_by_goes_on_where_the_killed_one_was(launcher: Local
     (tmp_path / "stillstate.yaml").write_text(CONFIG.replace("parallelism: 2", "parallelism: 3"))
     assert killed().pid == stood_by
     until("the output", lambda: counted() == expected())
-    assert "the configuration was changed; this driver starts anew" in log.read_text()
+    assert "the configuration was changed; a new driver starts" in log.read_text()
     newest = catalog.latest()
     assert newest is not None
     assert newest.parallelism == 3

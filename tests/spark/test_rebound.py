@@ -274,7 +274,7 @@ def test_where_spark_is_made_in_another_way_each_epoch_is_planned(
     monkeypatch.setattr(rebound._Node, "bound", other)
     with caplog.at_level(logging.WARNING):
         summing(tmp_path, STAY["filtered"]).run(spark, trigger=ONCE)
-    assert caplog.text.count("each epoch is planned anew") == 1
+    assert caplog.text.count("each epoch is planned from the start") == 1
     assert plans["again"] == 0
     assert sums_of(spark, tmp_path) == expected(STAY["filtered"](spark.read.parquet(str(tmp_path / "in"))))
 

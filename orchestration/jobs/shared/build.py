@@ -86,7 +86,7 @@ def _fold_work(mount: Mount, folds: dg.AssetsDefinition) -> _Work:
         action="materialize",
         node=folds.op.name,
         selection=dg.AssetSelection.assets(folds).without_checks(),
-        description="Fold the changelog of a stream into state tables, in a Spark job of its own.",
+        description="Fold the changelog of a stream into state tables, in a separate Spark job.",
         tag=MATERIALIZE_TAG,
         tags=fold_tags,
         timeout_s=lambda job: job.materialization.timeout_s,

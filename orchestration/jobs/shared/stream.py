@@ -20,7 +20,7 @@ def chosen(asked: str, selected: Collection[str]) -> str:
     """
     if asked:
         if asked not in selected:
-            raise InvalidConfiguration(f"stream {asked[:80]!r} is none of the streams that were selected. {_HOW}")
+            raise InvalidConfiguration(f"stream {asked[:80]!r} is not one of the selected streams. {_HOW}")
         return asked
     if len(selected) != 1:
         named = ", ".join(sorted(selected)[:_NAMED_MAX])

@@ -246,8 +246,7 @@ def convert(
             if read_boundary(source.root).keeps(source.manifest.snapshot_id):
                 raise
             raise SnapshotExpired(
-                f"snapshot {source.place} was given up while it was converted; nothing was published. Choose a newer "
-                "one"
+                f"snapshot {source.place} expired while it was converted; nothing was published. Choose a newer one"
             ) from error
     # Files of other attempts; who began with an empty folder has nothing but its own.
     if intent is not None:

@@ -214,7 +214,7 @@ def _refuse(root: Store, holders: Iterable[str], *, given_up: bool = False) -> N
     names = "; ".join(holders)
     if names:
         left = (
-            "It is given up, and nothing was removed: repeat this when they are done"
+            "It is marked as deleted, and no object was removed: repeat the command when they are done"
             if given_up
             else "Nothing was changed"
         )

@@ -61,7 +61,7 @@ def _of_what_was_given_up(root: Store, plan: GcPlan) -> Iterator[str]:
     boundary = read_boundary(root)
     for snapshot_id in plan.given_up:
         if boundary.keeps(snapshot_id):
-            yield f"snapshot {snapshot_id} was not given up"
+            yield f"snapshot {snapshot_id} has not expired"
     doomed = {name for name, _ in plan.savepoints}
     for record in list_savepoints(root) if doomed else ():
         if record.name in doomed and record.state == "COMPLETED":

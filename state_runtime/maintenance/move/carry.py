@@ -223,7 +223,7 @@ class Carrier:
                 raise
             if only:
                 raise SnapshotExpired(
-                    f"snapshot {snapshot_id} in {source.url} was given up while it was copied; choose a newer one"
+                    f"snapshot {snapshot_id} in {source.url} expired while it was copied; choose a newer one"
                 ) from error
             self.expired.append(snapshot_id)
             return False
@@ -311,7 +311,7 @@ def read_job(source: Store, target: Store) -> bytes:
 
 def _gone(source: Store, target: Store) -> JobNotFound:
     return JobNotFound(
-        f"{source.url} was deleted, or moved elsewhere, while it was copied; what is in {target.url} is of no use: "
+        f"{source.url} was deleted, or moved elsewhere, while it was copied; the objects in {target.url} are of no use: "
         "remove it with `stillstate delete --root`"
     )
 

@@ -236,7 +236,7 @@ def _refuse_nested(source_url: str, target_url: str) -> None:
     source, target = (url.rstrip("/") + "/" for url in (source_url, target_url))
     if target.startswith(source) or source.startswith(target):
         raise InvalidConfiguration(
-            f"{target_url} and {source_url} lie in each other; choose a target outside of what is copied"
+            f"{target_url} and {source_url} lie in each other; choose a target outside the copied folder"
         )
 
 
@@ -294,7 +294,9 @@ def _decided(
     # The target has everything, and the source may be partly gone: only the end is left to do.
     info = read_job_info(target) or read_job_info(source)
     if info is None:
-        raise JobNotFound(f"neither {source.url} nor {target.url} has a job.json; somebody removed them by hand")
+        raise JobNotFound(
+            f"neither {source.url} nor {target.url} has a job.json; they were removed by something other than Stillstate"
+        )
     what: MoveWhat = resumes.what if resumes is not None else "snapshot" if snapshot_id else "root"
     return MovePlan(
         mode=mode,

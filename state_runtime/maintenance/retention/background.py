@@ -117,14 +117,14 @@ class BackgroundRetention:
         try:
             self._round(new)
         except Fenced as error:
-            _LOG.warning("old checkpoints are not given up any more: %s", error)
+            _LOG.warning("old checkpoints do not expire any more: %s", error)
             with self._lock:
                 self._fenced = True
                 self._thread = None
             return
         except Exception:
             # The job must go on, whatever happened here.
-            _LOG.exception("old checkpoints in %s could not be given up", self._root.url)
+            _LOG.exception("old checkpoints in %s could not be expired", self._root.url)
             with self._lock:
                 self._failed()
                 self._thread = None
@@ -166,7 +166,7 @@ class BackgroundRetention:
         self.given_up += len(removed.snapshot_ids)
         if removed.failures:
             _LOG.warning(
-                "%d objects of checkpoints that were given up could not be deleted, first %s: %s",
+                "%d objects of expired checkpoints could not be deleted, first %s: %s",
                 len(removed.failures),
                 removed.failures[0].path,
                 removed.failures[0].message,

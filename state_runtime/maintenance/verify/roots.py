@@ -269,7 +269,7 @@ class _Looking:
                     Finding(
                         kind="missing",
                         path=manifest_path(low),
-                        detail=f"{many}, and nobody gave it up",
+                        detail=f"{many}, and it has not expired",
                         snapshot_ids=(low,),
                     )
                 )

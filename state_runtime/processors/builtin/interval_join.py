@@ -177,7 +177,7 @@ def plan_interval_join(
     if twice:
         raise InvalidPipeline(
             f"{where}: both sides have columns named {', '.join(map(repr, twice))} (Spark does not tell case apart); "
-            "rename them on one side before the join, or leave out what is not needed"
+            "rename them on one side before the join, or leave out columns that are not needed"
         )
     return plan
 

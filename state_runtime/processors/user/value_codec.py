@@ -382,7 +382,7 @@ def _double(value: Any) -> float:
         raise _Misfit("not a number")
     number = float(value)
     if isinstance(value, int | np.integer) and int(number) != int(value):
-        raise _Misfit("a double does not have so many digits")
+        raise _Misfit("a double does not have that many digits")
     return number
 
 
@@ -392,7 +392,7 @@ def _single(value: Any) -> float:
         raise _Misfit("beyond the range")
     single = float(np.float32(number))
     if isinstance(value, int | np.integer) and single != number:
-        raise _Misfit("a float does not have so many digits")
+        raise _Misfit("a float does not have that many digits")
     return single
 
 

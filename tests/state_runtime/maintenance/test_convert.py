@@ -522,7 +522,7 @@ def test_a_source_that_is_given_up_meanwhile_is_said_to_be(tmp_path: Path, monke
         raise StoreRefused("read-only")
 
     monkeypatch.setattr(kept_pin, "pin_snapshot", lose)
-    with pytest.raises(SnapshotExpired, match="was given up while it was converted"):
+    with pytest.raises(SnapshotExpired, match="expired while it was converted"):
         converted(source, life.target("a"), "canonical")
     assert not life.target("a").exists(manifest_path(source.manifest.snapshot_id))
 

@@ -417,7 +417,7 @@ def test_a_snapshot_that_was_given_up_fails_the_savepoint_and_says_so(tmp_path: 
     advance_boundary(root.store, lambda now: now.settling(gone, []), clock=clock, ids=CountingIds())
     failed = resume_savepoint(root.work(), "one", force=True)
     assert failed.state == "FAILED"
-    assert "given up" in failed.message
+    assert "expired" in failed.message
     assert root.store.child("savepoints/one").list_names("snapshots") == []
 
 

@@ -447,7 +447,7 @@ def test_a_snapshot_that_is_given_up_while_it_is_read_says_so(tmp_path: Path) ->
         snapshot.state(OPERATOR, "count").to_arrow()
     snapshot.root.put(manifest_path(3), b"a newer one")
     advance_boundary(snapshot.root, lambda now: replace(now, snapshot_id=2), clock=FakeClock(), ids=CountingIds(5))
-    with pytest.raises(SnapshotExpired, match="given up while it was read"):
+    with pytest.raises(SnapshotExpired, match="expired while it was read"):
         snapshot.state(OPERATOR, "count").to_arrow()
 
 

@@ -136,7 +136,7 @@ def test_a_lost_pin_is_not_renewed_and_the_caller_is_told(world: World) -> None:
     with world.keep() as kept:
         world.pass_ms(LASTS_MS + 1)
         world.give_up()
-        with pytest.raises(SnapshotExpired, match="was given up"):
+        with pytest.raises(SnapshotExpired, match="expired"):
             kept.beat()
     assert world.pins() == []
 

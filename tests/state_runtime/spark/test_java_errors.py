@@ -42,7 +42,7 @@ MEANINGS: Final[dict[str, tuple[type[StillstateError], tuple[str, ...]]]] = {
     ),
     "Kafka: a topic deleted and made anew": (
         MissingSource,
-        ("topic 'orders', partition 1, up to offset 10", "ends at 0 now", "made anew", FAIL, "another name"),
+        ("topic 'orders', partition 1, up to offset 10", "ends at 0 now", "created again", FAIL, "another name"),
     ),
     "Kafka: a topic made anew with fewer partitions": (MissingSource, ("any more: orders-1.", FAIL)),
     "Kafka: a new partition that does not begin at 0": (
