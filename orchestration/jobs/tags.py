@@ -79,7 +79,7 @@ def recovery_run_key(job: str, term: int, attempt: int) -> str:
 
 
 def give_up_run_key(job: str, term: int) -> str:
-    """The run key with which the recovery of one failure is abandoned, once."""
+    """Return the run key with which the recovery of one failure is abandoned, once."""
     return f"{job}:{term}:gave-up"
 
 
@@ -102,7 +102,7 @@ def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: 
 
 
 def migration_run_key(job: str, term: int, target: str) -> str:
-    """The run key of one migration for one difference of one run of the driver."""
+    """Return the run key of one migration for one difference of one run of the driver."""
     return f"{job}:{term}:migrate:{target}"
 
 
@@ -118,7 +118,7 @@ def prune_tag(mount: Mount) -> str:
 
 
 def resume_run_key(job: str, uid: str, attempt: int) -> str:
-    """The run key of one attempt to continue a migration."""
+    """Return the run key of one attempt to continue a migration."""
     return f"{job}:{uid}:resume:{attempt}"
 
 
