@@ -183,8 +183,7 @@ def _judge(job: JobSpec, seen: Observation, records: Records, migrate_job: dg.Jo
     request = _request(tick.mount, job, found, record, migrate_job)
     if request is not None:
         tick.requests.append(request)
-    # Judged again when a migration of Dagster's has ended: a notification of its failure waits for this verdict to
-    # pass.
+    # Judged again after each migration of Dagster's: the trouble of a failed one passes only by a newer verdict.
     ended = next((run.run_id for run in past if run.phase in ENDED), "")
     shown = f"{found.shown} {ended}"
     if shown != before.shown or tick.now_s - before.at_s >= SHOWN_EVERY_S:
