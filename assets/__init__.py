@@ -1,4 +1,4 @@
-"""What exists: for each job its stream and its checkpoints, as Dagster shows them. Pure builders; nothing here acts."""
+"""The Dagster assets: for each job its stream and its checkpoints. Pure builders; nothing here acts."""
 
 from __future__ import annotations
 

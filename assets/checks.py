@@ -18,10 +18,11 @@ MATCHES_CHECK: Final = "matches_configuration"
 
 
 def alive_metadata(alive: Alive, status: RunStatus | None, log: str = "", log_tail: str = "") -> dict[str, Any]:
-    """What a person needs at 3 a.m.: what, since which run, what comes next, and the end of the log."""
+    """Return the facts that a person needs at 3 a.m.: the state, since which run, the next action, the end of the
+    log."""
     found: dict[str, Any] = {"verdict": alive.verdict, "reason": alive.reason}
     if status is not None:
-        # A number would be plotted, and of a process id nobody wants to see the curve.
+        # Dagster would plot a number, and a plot of process ids is useless.
         found |= {"term": dg.IntMetadataValue(status.term), "process": f"{status.pid} on {status.host}"}
         found |= {"cause": status.cause} if status.cause else {}
         found |= {"error_kind": status.error_kind} if status.error_kind else {}
@@ -34,7 +35,7 @@ def alive_metadata(alive: Alive, status: RunStatus | None, log: str = "", log_ta
         found["last_recovery_run"] = dg.MetadataValue.dagster_run(alive.last_run_id)
     if log:
         found["log"] = dg.MetadataValue.path(log)
-        # Text is on the page at once, and loses its line ends there; Markdown keeps them, behind a click.
+        # Text is on the page at once, but loses its line ends there; Markdown keeps them, behind a click.
         said = [line.strip() for line in log_tail.splitlines() if line.strip()]
         found["log_last_line"] = said[-1] if said else "nothing was said"
         found["log_tail"] = dg.MetadataValue.md(f"```\n{log_tail.replace('```', '` ` `')}\n```")
@@ -50,10 +51,10 @@ def alive_evaluation(
     *,
     next_look_by_s: float | None = None,
 ) -> dg.AssetCheckEvaluation:
-    """The check's verdict as an event that needs no run.
+    """Return the check's verdict as an event that needs no run.
 
     Args:
-        next_look_by_s: when the next one is there, unless nobody looks any more; None: a person has looked.
+        next_look_by_s: when the next verdict is due, unless the sensor has stopped; None: a person has looked.
     """
     metadata = alive_metadata(alive, status, log, log_tail)
     if next_look_by_s is not None:
@@ -69,7 +70,7 @@ def alive_evaluation(
 
 
 def matches_evaluation(stream: dg.AssetKey, job: str, desired: Desired, launch: str) -> dg.AssetCheckEvaluation:
-    """Whether a job runs with the settings of the file, as an event that needs no run.
+    """Return whether a job runs with the settings of the file, as an event that needs no run.
 
     Args:
         launch: the Dagster job that migrates, in words.
@@ -90,7 +91,7 @@ def matches_evaluation(stream: dg.AssetKey, job: str, desired: Desired, launch: 
         asset_key=stream,
         check_name=MATCHES_CHECK,
         passed=desired.passed,
-        severity=dg.AssetCheckSeverity.WARN,  # the job is well; somebody wants it otherwise
+        severity=dg.AssetCheckSeverity.WARN,  # the job is well; only its settings differ from the wanted ones
         description=" ".join([*lines, desired.why]).strip(),
         metadata=found,
     )

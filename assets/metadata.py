@@ -41,10 +41,10 @@ SHAPE_TAG: Final = "stillstate/shape"
 
 
 def shape_of(manifest: Manifest) -> str:
-    """What a person wants to hear of at once when it changes: format, parallelism, and whether the job was drained."""
+    """Return the facts whose change is shown at once: format, parallelism, and whether the job was drained."""
     bottom = "files" if manifest.shards is not None else "tables"
     end = "drained" if manifest.drained else "open"
-    # Rows in flight come and go with every burst; a format of theirs is no news.
+    # Rows in flight come and go with every burst; a change of their format is not shown.
     version = manifest.format_version if manifest.open_batch is None else FORMAT_VERSION
     return f"{version}-{manifest.parallelism}-{bottom}-{end}"
 
@@ -52,7 +52,7 @@ def shape_of(manifest: Manifest) -> str:
 def checkpoint_materialization(
     key: dg.AssetKey, uid: str, head: Manifest, newest: Sequence[Point], *, after: int, why: str
 ) -> dg.AssetMaterialization:
-    """A job's newest snapshot and what happened since the last that was published, as a run-less materialization; its
+    """Return a job's newest snapshot and the events since the last published one, as a run-less materialization; its
     data version is the snapshot's id.
 
     Args:
@@ -92,11 +92,11 @@ def _description(head: Manifest, read: Sequence[Point], count: int, why: str) ->
 def run_materialization(
     key: dg.AssetKey, uid: str, point: Point, status: RunStatus | None = None
 ) -> dg.AssetMaterialization:
-    """A run of the driver, seen by the snapshot by which it took the job: the stream goes on from there under a new
-    term, which is the data version.
+    """Return a run of the driver, seen by the snapshot by which it took the job: the stream continues from there under
+    a new term, which is the data version.
 
     Args:
-        status: the newest heartbeat; it says why the run was started and where it is, if it is this run's.
+        status: the newest heartbeat; if it is this run's, it has the cause of the start and the host.
     """
     from_what = f"snapshot {point.restored_from}" if point.restored_from else "nothing: it is the first"
     said: dict[str, str] = {}
@@ -112,7 +112,7 @@ def run_materialization(
 
 
 def fold_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
-    """The numbers of a materialization (`FoldNumbers`), as integers and floats that Dagster plots."""
+    """Return the numbers of a materialization (`FoldNumbers`), as integers and floats that Dagster plots."""
     return {
         name: dg.FloatMetadataValue(value) if isinstance(value, float) else dg.IntMetadataValue(value)
         for name, value in numbers.items()
@@ -120,7 +120,7 @@ def fold_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
 
 
 def fold_materialization(key: dg.AssetKey, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
-    """A fold that no Dagster run made (the driver did, or the command line), as a run-less materialization."""
+    """Return a fold that no Dagster run made (the driver did, or the command line), as a run-less materialization."""
     return dg.AssetMaterialization(
         key,
         description=f"{record.mode} materialization {record.record_id} of snapshot {record.snapshot_id}",

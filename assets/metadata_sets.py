@@ -1,8 +1,9 @@
-"""The metadata of checkpoints and runs as typed sets: a field is a metadata key, its type is what Dagster plots; pure.
+"""The metadata of checkpoints and runs as typed sets: a field is a metadata key, its type is the type that Dagster
+plots; pure.
 
 A plot follows its key, so a field that is renamed ends a plot and begins another. Dagster sorts plots by key: names
-begin with what they are about and end with their unit. Dagster's own `NamespacedMetadataSet` puts a prefix before each
-key and leaves empty ones out, which would break plots that exist and put holes into others.
+begin with their subject and end with their unit. Dagster's own `NamespacedMetadataSet` puts a prefix before each key
+and leaves empty ones out, which would break existing plots and put holes into others.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ Number = dg.IntMetadataValue | dg.FloatMetadataValue
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalNumbers:
-    """What is plotted of a job's checkpoints: the newest one's size, and what its interval held.
+    """The plotted numbers of a job's checkpoints: the newest one's size, and the content of its interval.
 
-    Twelve, so that the page is seen at once. No number that stands still on a job that is well: those are in tables.
-    Where an interval had more checkpoints than were read, `interval_input_rows` and `interval_log_bytes` are
-    estimates: the mean of those read, times their number.
+    Twelve, so that the page is seen at once. No number that is constant while a job is well: those are in tables. If an
+    interval had more checkpoints than were read, `interval_input_rows` and `interval_log_bytes` are estimates: the mean
+    of those read, times their number.
 
     Attributes:
         checkpoint_s: of the newest: from the last row processed to the durable manifest.
@@ -38,7 +39,7 @@ class IntervalNumbers:
             have waited for rows; of one checkpoint, by its duration.
         inflight_rows: that were read and wait in the newest.
         lag_s: how far the watermark is behind the clock; 0 without one.
-        log_bytes: what a restart of the newest replays.
+        log_bytes: the changelog that a restart from the newest replays.
     """
 
     checkpoint_s: float
@@ -56,7 +57,7 @@ class IntervalNumbers:
 
     @staticmethod
     def of(points: Sequence[Point], count: int) -> IntervalNumbers:
-        """Of an interval.
+        """Return the numbers of an interval.
 
         Args:
             points: checkpoints that were read, ascending; the last is the newest of all.
@@ -89,7 +90,7 @@ class IntervalNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class RunNumbers:
-    """What a new run of the driver begins with."""
+    """The numbers with which a new run of the driver begins."""
 
     term: int
     snapshot_id: int
@@ -101,7 +102,7 @@ class RunNumbers:
 
     @staticmethod
     def of(point: Point) -> RunNumbers:
-        """From the snapshot by which the run took the job."""
+        """Return the numbers of the snapshot by which the run took the job."""
         return RunNumbers(
             term=point.term,
             snapshot_id=point.snapshot_id,
@@ -114,7 +115,7 @@ class RunNumbers:
 
 
 def numbers_metadata(numbers: IntervalNumbers | RunNumbers) -> dict[str, Number]:
-    """A set as Dagster's metadata, each number as the type that its field has: a plot never changes its type."""
+    """Return a set as Dagster's metadata, each number as the type that its field has: a plot never changes its type."""
     kinds = get_type_hints(type(numbers))
     return {
         name: dg.IntMetadataValue(value) if kinds[name] is int else dg.FloatMetadataValue(rounded(float(value)))
@@ -123,7 +124,7 @@ def numbers_metadata(numbers: IntervalNumbers | RunNumbers) -> dict[str, Number]
 
 
 def rounded(value: float) -> float:
-    """To what a person reads: three digits behind the point below ten, one above."""
+    """Round for people: three digits behind the point below ten, one above."""
     return round(value, 3 if abs(value) < 10 else 1)
 
 
@@ -132,5 +133,5 @@ def _rate(rows: int, seconds: float) -> float:
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:
-    """By nearest rank: a duration that was."""
+    """Return the quantile by nearest rank: a duration that occurred."""
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))]

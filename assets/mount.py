@@ -1,7 +1,7 @@
-"""Where the streams of one file hang in Dagster: asset keys, names, groups and tags; pure.
+"""The mount of one file's streams in Dagster: asset keys, names, groups and tags; pure.
 
-Whatever Dagster knows by a name goes through a `Mount`, so that several files live in one code location, and jobs of
-one name in two of them are two jobs.
+Every name in Dagster is made by a `Mount`, so that several files can be in one code location, and jobs of the same name
+in two of them are two jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stillstate.orchestration.config.spec import identifier
 __all__ = ["Mount", "Translator"]
 
 Translator = Callable[[dg.AssetSpec], dg.AssetSpec]
-"""Changes how an asset is shown, and not its key."""
+"""Changes how an asset is shown, but not its key."""
 
 _PLANNED: Final[dict[Kind, str]] = {"retention": "retained_snapshots", "gc": "garbage"}
 _APPLIED: Final[dict[Kind, str]] = {"retention": "deleted_snapshots", "gc": "collected_garbage"}
@@ -28,13 +28,14 @@ _APPLIED: Final[dict[Kind, str]] = {"retention": "deleted_snapshots", "gc": "col
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """How the streams of a file are named in Dagster.
+    """The names of a file's streams in Dagster.
 
     Attributes:
         key_prefix: before every asset key; before the names of jobs, schedules, sensors, ops and the resource too.
         group: of all assets; None: one for each stream.
-        translator: the last word on what an asset shows.
-        is_shared: one Dagster job for each kind of work, which is told the stream; else one for each stream.
+        translator: has the last word on how an asset is shown.
+        is_shared: one Dagster job for each kind of work, whose configuration names the stream; else one for each
+            stream.
 
     Raises:
         InvalidConfiguration: a prefix that Dagster's names cannot have.
@@ -56,7 +57,7 @@ class Mount:
     # --- asset keys --------------------------------------------------------------------------------------------------
 
     def key(self, *parts: str) -> dg.AssetKey:
-        """A key below the prefix."""
+        """Return a key below the prefix."""
         return dg.AssetKey([*self.key_prefix, *parts])
 
     def overview(self) -> dg.AssetKey:
@@ -68,7 +69,7 @@ class Mount:
         return self.key(job, "stream")
 
     def checkpoints(self, job: str) -> dg.AssetKey:
-        """`[job, checkpoints]`: materialized with what an interval held."""
+        """`[job, checkpoints]`: materialized with the content of an interval."""
         return self.key(job, "checkpoints")
 
     def materialized(self, job: str) -> dg.AssetKey:
@@ -80,15 +81,15 @@ class Mount:
         return self.key(job, "savepoints")
 
     def planned(self, job: str, kind: Kind) -> dg.AssetKey:
-        """What a plan is made of: the snapshots that are retained, or the garbage that there is."""
+        """Return the key of a plan's subject: the retained snapshots, or the present garbage."""
         return self.key(job, _PLANNED[kind])
 
     def applied(self, job: str, kind: Kind) -> dg.AssetKey:
-        """What plans deleted."""
+        """Return the key of the deletions that plans made."""
         return self.key(job, _APPLIED[kind])
 
     def keys_of(self, job: str) -> list[dg.AssetKey]:
-        """All assets of a stream."""
+        """Return the keys of all assets of a stream."""
         return [
             self.stream(job),
             self.checkpoints(job),
@@ -100,7 +101,7 @@ class Mount:
     # --- names -------------------------------------------------------------------------------------------------------
 
     def name(self, *parts: str) -> str:
-        """A name that no other mount of the code location has."""
+        """Return a name that no other mount of the code location has."""
         return "_".join(identifier(part) for part in (*self.key_prefix, *parts))
 
     @property
@@ -114,11 +115,11 @@ class Mount:
         return self.name("stillstate_spark")
 
     def job_name(self, action: str, job: str) -> str:
-        """Of the Dagster job that does something for a stream."""
+        """Return the name of the Dagster job that does something for a stream."""
         return self.name(action) if self.is_shared else self.name(action, job)
 
     def launch_text(self, action: str, job: str) -> str:
-        """What a person launches, in words."""
+        """Return the job that a person launches, in words."""
         name = self.job_name(action, job)
         return f"{name} (with `stream: {job}`)" if self.is_shared else name
 
@@ -127,11 +128,11 @@ class Mount:
         return self.group or self.name(job)
 
     def tag(self, job: str) -> str:
-        """The value of run tags that mean a stream: what `dagster.yaml` limits by."""
+        """Return the value of run tags for a stream; `dagster.yaml` limits runs by it."""
         return "/".join((*self.key_prefix, job))
 
     def shown(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """An asset as the translator wants it.
+        """Return an asset as the translator wants it.
 
         Raises:
             InvalidConfiguration: it changed the key, by which sensors and checks find the asset.

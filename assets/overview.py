@@ -1,7 +1,8 @@
 """`stillstate/overview`: all jobs in one table, the page that is opened first; pure.
 
-Dagster gives a table half of the window and shows every row of it at once. So a row is one line of a few short cells, a
-column in which no job has anything is left out, and what needs sentences has a table of its own: who is ill, and why.
+Dagster gives a table half of the window and shows every row of it at once. So a row is one line of a few short cells,
+and a column that is empty for all jobs is left out. Facts that need sentences have a separate table: which jobs are
+ill, and why.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 
 OVERVIEW_S: Final = 1800.0
 NEXT_LOOK_S: Final = OVERVIEW_S + 300.0
-"""After a table the next one is there, unless nobody looks any more: the daemon stands still, or the sensor is off."""
+"""Time until the next table is due, unless the daemon has stopped or the sensor is off."""
 WELL_CHECK: Final = "all_jobs_well"
 _NAMED_MAX: Final = 5
 _ALL_COLUMNS: Final = ("job", "health", "term", "checkpoint", "lag", "replay", "savepoint", "recovery")
@@ -47,7 +48,7 @@ _REPLAY_SHOWN_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewRow:
-    """One job, as people read it; empty where there is nothing to say.
+    """One job, as people read it; empty for unknown values.
 
     Attributes:
         checkpoint: when the newest was made.
@@ -78,8 +79,8 @@ class RestartRow:
 
     Attributes:
         at: when its recovery was requested; of one in place, when the run began.
-        cause: what had become of the run before.
-        restored_from: the snapshot that it went on from.
+        cause: how the run before ended.
+        restored_from: the snapshot that it continued from.
         down: from the last heartbeat to the first checkpoint.
         outcome: how the recovery ended.
     """
@@ -95,12 +96,12 @@ class RestartRow:
 def overview_row(
     job: str, look: Look | NoLook, *, savepoint: str = "", recovery: str = "", unwell_since_ms: int = 0
 ) -> OverviewRow:
-    """What one look says. Times and not ages: the table is read long after it was written.
+    """Return the row for one look. It has times and not ages: the table is read long after it was written.
 
     Args:
         savepoint: the newest, as text.
         recovery: the last one that Dagster made, as text.
-        unwell_since_ms: when a look first found it unwell; of what the driver cannot have said.
+        unwell_since_ms: when a look first found it unwell; for conditions that the driver cannot have reported.
     """
     seen = vitals_of(look)
     head, since_ms = seen.head, seen.since_ms or unwell_since_ms
@@ -122,11 +123,10 @@ def overview_row(
 def overview_materialization(
     key: dg.AssetKey, rows: Sequence[OverviewRow], restarts: Sequence[RestartRow] = (), *, looked_at_ms: int
 ) -> dg.AssetMaterialization:
-    """All jobs: whom somebody should look at first, the others by name; and the newest restarts of any of them.
+    """Return all jobs: those that need a look first, the others by name; and the newest restarts of any of them.
 
     Args:
-        looked_at_ms: when. A sensor that has stopped cannot say so: the table says by when it should have been written
-            again.
+        looked_at_ms: when. A sensor that has stopped cannot report it: so the table says by when it is due again.
     """
     ordered = sorted(rows, key=lambda row: (row.is_well, row.job))
     ill = [row for row in ordered if not row.is_well]
@@ -148,7 +148,7 @@ def overview_materialization(
 
 
 def well_evaluation(key: dg.AssetKey, rows: Sequence[OverviewRow], red: Collection[str]) -> dg.AssetCheckEvaluation:
-    """Whether all jobs are well: what tells one event of the overview from another at a glance.
+    """Return whether all jobs are well: it distinguishes the events of the overview at a glance.
 
     Args:
         red: jobs whose check `driver_alive` is an error; others that are not well are a warning.
@@ -181,12 +181,12 @@ def _table(columns: Sequence[str], rows: Sequence[OverviewRow] | Sequence[Restar
 
 
 def _cell(name: str, text: str) -> str:
-    """A sentence may take several lines, `9 s` not."""
+    """Return the text of a cell: a sentence may take several lines, `9 s` may not."""
     return text if name in _SENTENCES else unbroken(text)
 
 
 def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
-    """The asset."""
+    """Return the spec of the overview's asset."""
     spec = dg.AssetSpec(
         mount.overview(),
         description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
@@ -201,7 +201,7 @@ def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
 
 
 def well_spec(mount: Mount) -> dg.AssetCheckSpec:
-    """The check `all_jobs_well` of the overview."""
+    """Return the spec of the overview's check `all_jobs_well`."""
     return dg.AssetCheckSpec(
         WELL_CHECK,
         asset=mount.overview(),

@@ -1,7 +1,7 @@
 """Asset specs of the jobs in `stillstate.yaml`; pure.
 
-One asset key per job and thing, since Dagster judges freshness per asset and not per partition. Both are external:
-a stream is never a Dagster run, it is started by one and watched by a sensor.
+One asset key per job and subject, since Dagster judges freshness per asset and not per partition. Both are external: a
+stream is never a Dagster run; a run starts it and a sensor watches it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _WARN_SHARE: Final = 0.5  # of the freshness window: half of it is left to look 
 
 
 def build_asset_specs(mount: Mount, jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
-    """The specs of all jobs."""
+    """Return the specs of all jobs."""
     return [spec for job in jobs for spec in job_asset_specs(mount, job)]
 
 
 def job_asset_specs(mount: Mount, job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
-    """The stream of a job, and its checkpoints downstream of it."""
+    """Return the specs of a job's stream, and of its checkpoints downstream of it."""
     location = redacted_location(job.store).rstrip("/")
     shared = shared_fields(mount, job)
     stream = dg.AssetSpec(
@@ -75,7 +75,7 @@ def job_asset_specs(mount: Mount, job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetS
 
 
 def materialized_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
-    """The state tables of a job. Unlike the other two, a Dagster run can make them."""
+    """Return the spec of a job's state tables. Unlike the other two, a Dagster run can make them."""
     fold = job.materialization
     who = {
         "driver": "The driver folds beside its epochs; a run of this asset folds at once.",
@@ -106,15 +106,15 @@ def materialized_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
 
 
 def shared_fields(mount: Mount, job: JobSpec) -> dict[str, Any]:
-    """What all assets of a job have: group, owners, tags."""
+    """Return the common fields of all assets of a job: group, owners, tags."""
     return {"group_name": mount.group_of(job.name), "owners": list(job.owners), "tags": {JOB_TAG: job.name}}
 
 
 def _freshness(job: JobSpec) -> dg.FreshnessPolicy | None:
-    """How old the newest checkpoint may be; only where somebody said so.
+    """Return how old the newest checkpoint may be; only if the user has set it.
 
-    Without a number of the user's own there is none: a quiet source makes no checkpoints, and a job that
-    processes what is there ends on purpose; a badge that turns red for either is soon ignored.
+    There is no default: a quiet source makes no checkpoints, and a job that processes the available input ends on
+    purpose; a badge that turns red for either is soon ignored.
     """
     if job.checkpoint.freshness_s is None or isinstance(job.trigger, AvailableNow):
         return None

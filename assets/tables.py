@@ -29,11 +29,11 @@ Cell = str | int | float | bool
 
 STATES_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 8
-"""Of every event of a job, which Dagster's storage keeps for weeks; `stillstate snapshots` lists all."""
+"""In every event of a job, which Dagster's storage keeps for weeks; `stillstate snapshots` lists all."""
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Sequence[Cell]]) -> dg.TableMetadataValue:
-    """A table; `columns` are names and Dagster's types (string, int, float)."""
+    """Return a table; `columns` are names and Dagster's types (string, int, float)."""
     names = list(columns)
     return dg.TableMetadataValue(
         records=[dg.TableRecord(dict(zip(names, row))) for row in rows],
@@ -42,7 +42,7 @@ def table(columns: Mapping[str, str], rows: Iterable[Sequence[Cell]]) -> dg.Tabl
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> dg.MarkdownMetadataValue:
-    """The same for what each event of a job carries: a tenth of the bytes of Dagster's own tables."""
+    """Return the same as Markdown, for data in each event of a job: a tenth of the bytes of Dagster's own tables."""
     names = list(columns)
     lines = ["|".join(names), "|".join("-" for _ in names), *("|".join(_cell(cell) for cell in row) for row in rows)]
     return dg.MetadataValue.md("\n".join(f"|{line}|" for line in lines))
@@ -53,8 +53,8 @@ def _cell(cell: Cell) -> str:
 
 
 def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest snapshots, newest first, at most `CHECKPOINTS_MAX`. Rows in flight have columns while there are some,
-    and so has the time for which checkpoints waited for rows (`Progress.alignment_ms`)."""
+    """Return the newest snapshots, newest first, at most `CHECKPOINTS_MAX`. If there are rows in flight, they have
+    columns, and so has the time for which checkpoints waited for rows (`Progress.alignment_ms`)."""
     newest = newest[-CHECKPOINTS_MAX:]
     columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
     rows = [_row(point) for point in reversed(newest)]
@@ -99,27 +99,27 @@ def _inflight_cells(point: Point) -> Sequence[Cell]:
 
 
 def restored_text(progress: Progress) -> str:
-    """From where the shards of an epoch came; empty if they stayed where they were."""
+    """Return the source of the shards of an epoch; empty if they stayed where they were."""
     counts = {"local": progress.local_restores, "stale": progress.stale_restores, "primary": progress.primary_restores}
     return ", ".join(f"{count} {where}" for where, count in counts.items() if count)
 
 
 def phases_table(progress: Progress) -> dg.MarkdownMetadataValue:
-    """Where the time of the newest epoch went."""
+    """Return how the time of the newest epoch was spent."""
     rows = [(name, rounded(ms / 1000)) for name, ms in sorted(progress.phases_ms.items())]
     return markdown(["phase", "seconds"], rows)
 
 
 def unbroken(text: str) -> str:
-    """A cell that stays on one line: a page breaks `9 s` at its blank.
+    """Return a cell that stays on one line: a page breaks `9 s` at its blank.
 
-    Not at hyphens: names, dates and ids are copied from pages into commands, which do not know another hyphen.
+    Not at hyphens: names, dates and ids are copied from pages into commands, which accept only the plain hyphen.
     """
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def migration_table(history: Sequence[Migration], now_ms: int) -> dg.TableMetadataValue:
-    """The steps of a migration, and how long each took; why it was taken back stands where that was decided."""
+    """Return the steps of a migration, and how long each took; a new reason is in the row of the step that has it first."""
     columns = {"step": "string", "began": "string", "took": "string", "why": "string"}
     rows = []
     for at, step in enumerate(history):
@@ -131,7 +131,7 @@ def migration_table(history: Sequence[Migration], now_ms: int) -> dg.TableMetada
 
 
 def operators_table(manifest: Manifest) -> dg.MarkdownMetadataValue:
-    """The states, and what the tables hold of them; the log's rows are not counted by state."""
+    """Return the states, and their content in the tables; the log's rows are not counted by state."""
     sizes: dict[tuple[str, str], list[int]] = {}
     for layer in manifest.layers:
         for stored in layer.tables:

@@ -1,7 +1,7 @@
-"""The assets of what is done for a job beside its stream: savepoints, retained snapshots, garbage; pure.
+"""The assets of a job's upkeep: savepoints, retained snapshots, garbage; pure.
 
-What deletes is two assets: one that is looked at (what is kept, what is garbage) and, behind a check that blocks, one
-that stands for what was deleted.
+Work that deletes has two assets: one for the plan (the kept snapshots, the garbage) and, behind a check that blocks,
+one for the deletions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Metadata = dict[str, Any]
 
 
 def savepoints_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
-    """The savepoints of a job."""
+    """Return the spec of a job's savepoints."""
     schedule = "They are never made automatically." if job.savepoints.schedule == "off" else "A schedule makes them."
     spec = dg.AssetSpec(
         mount.savepoints(job.name),
@@ -63,7 +63,7 @@ def savepoints_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
 
 
 def planned_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
-    """What a plan is made of: the snapshots that are retained, or the garbage that there is."""
+    """Return the spec of a plan's subject: the retained snapshots, or the present garbage."""
     what = {
         "retention": f"Which snapshots and savepoints of `{job.name}` the rules keep, and why; which would be deleted.",
         "gc": f"What nothing of `{job.name}` needs, and why; what stays.",
@@ -79,7 +79,7 @@ def planned_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
 
 
 def applied_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
-    """What plans deleted."""
+    """Return the spec of the deletions that plans made."""
     planned = mount.planned(job.name, kind)
     spec = dg.AssetSpec(
         mount.applied(job.name, kind),
@@ -108,7 +108,7 @@ _COLLECTION_COLUMNS: Final = {"what": "string", "kind": "string", "objects": "in
 
 
 def retention_plan_metadata(plan: RetentionPlan) -> Metadata:
-    """A plan of retention as a table with its digest, and in numbers. What is deleted comes first."""
+    """Return a plan of retention as a table with its digest, and in numbers. Deleted snapshots come first."""
     rows = [
         {
             "what": "keep" if decision.kept else "delete",
@@ -131,7 +131,7 @@ def retention_plan_metadata(plan: RetentionPlan) -> Metadata:
 
 
 def collection_plan_metadata(plan: GcPlan) -> Metadata:
-    """The same of a plan of garbage collection, by kind and reason."""
+    """Return a plan of garbage collection in the same way, by kind and reason."""
     groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for candidate in plan.candidates:
         groups[candidate.kind, candidate.reason].append(candidate.bytes)
@@ -165,7 +165,7 @@ def _table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str
 
 
 def outcome_metadata(numbers: Mapping[str, int], digest: str) -> Metadata:
-    """What executing a plan did."""
+    """Return the result of executing a plan."""
     return {
         DIGEST: dg.MetadataValue.text(digest),
         **{name: dg.MetadataValue.int(number) for name, number in numbers.items()},
@@ -183,13 +183,13 @@ def savepoints_metadata(
     links: Links = NO_LINKS,
     inflight_rows: Mapping[str, int] = NO_ROWS,
 ) -> Metadata:
-    """All savepoints, newest first, each with the command that goes back to it; and where they are (`run NEW --from
-    PLACE`), which is told once: the table would leave the window.
+    """Return all savepoints, newest first, each with the command that goes back to it; and their place (`run NEW --from
+    PLACE`), which is shown once: the table would become too wide.
 
     Args:
         root_url: of the job root, without credentials.
         links: files of the root that share their bytes with others.
-        inflight_rows: of savepoints by name, rows in flight; a column while there are some.
+        inflight_rows: of savepoints by name, rows in flight; a column if there are any.
     """
     rows = [
         {
@@ -217,7 +217,7 @@ def savepoints_metadata(
 
 
 def _files_text(shared: Shared) -> str:
-    """Whether damage to another's file is damage to a savepoint's."""
+    """Return whether a savepoint's files are its own: damage to a shared file is also damage to the savepoint."""
     if not shared.files:
         return "its own"
     return f"{shared.files} shared with {shared}"

@@ -1,7 +1,7 @@
-"""The command line, `stillstate`: puts the commands of `orchestration/commands/` together.
+"""The command line, `stillstate`: combines the commands of `orchestration/commands/`.
 
-Reading commands (`jobs`, `snapshots`, `epochs`, `describe`, `query`) look at the store and nothing else, so they work
-from any machine and start quickly: neither Spark nor Dagster is imported for them.
+Reading commands (`jobs`, `snapshots`, `epochs`, `describe`, `query`) read only the store, so they work from any machine
+and start quickly: neither Spark nor Dagster is imported for them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Commands(typer.core.TyperGroup):
                 )
 
 
-# Our own text wraps by itself; rich would re-flow the table of exit codes.
+# Stillstate wraps its own text; rich would re-flow the table of exit codes.
 app = typer.Typer(
     name="stillstate",
     cls=Commands,
@@ -113,7 +113,7 @@ for topic in (
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app()
 
 

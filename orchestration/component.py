@@ -14,8 +14,8 @@ class StillstateComponent(dg.Component, dg.Model, dg.Resolvable):
 
     Attributes:
         config: the file; a relative path begins in the folder of `defs.yaml`.
-        key_prefix: before every asset key and every name; two files in one code location need two.
-        group: of all assets; absent: one for each stream.
+        key_prefix: before every asset key and every name; two files in one code location need two prefixes.
+        group: of all assets; absent: one group for each stream.
     """
 
     config: str = "stillstate.yaml"
@@ -23,7 +23,7 @@ class StillstateComponent(dg.Component, dg.Model, dg.Resolvable):
     group: str | None = None
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """See `build_definitions`, which raises `InvalidConfiguration` with every problem of the file."""
+        """Build the definitions. `build_definitions` raises `InvalidConfiguration` with every problem of the file."""
         folder = context.path if context.path.is_dir() else context.path.parent
         file = folder / Path(self.config).expanduser()
         return build_definitions(file, key_prefix=self.key_prefix, group=self.group)

@@ -1,6 +1,6 @@
 """The Dagster code location: everything that `stillstate.yaml` declares, loaded without Java and without Spark.
 
-The `workspace.yaml` that `stillstate init` writes names this module. Which file is read: `$STILLSTATE_CONFIG`, else
+The `workspace.yaml` that `stillstate init` writes names this module. It reads `$STILLSTATE_CONFIG`, else
 `stillstate.yaml` in the current folder or above it. After a change of the file's set of jobs, reload the code location.
 """
 
@@ -46,17 +46,17 @@ def build_definitions(
     group: str | None = None,
     translator: Translator | None = None,
 ) -> dg.Definitions:
-    """Everything that one configuration declares: assets, checks, jobs, schedules, sensors and the resource.
+    """Build everything that one configuration declares: assets, checks, jobs, schedules, sensors and the resource.
 
-    For a code location of your own, `dg.Definitions.merge` puts it beside your definitions and other files; with
-    prefixes that differ no names meet, and streams of one name do not hold each other's places among runs.
+    In your own code location, `dg.Definitions.merge` combines it with your definitions and with other files. With
+    different prefixes no names collide, and streams of the same name do not take each other's slots among runs.
 
     Args:
-        file: `stillstate.yaml`, or what was read of it.
+        file: `stillstate.yaml`, or its loaded content.
         stillstate: replaces the resource in tests.
         key_prefix: before every asset key, and before the names of jobs, schedules, sensors and resources (with `_`).
-        group: of all assets; absent: one for each stream.
-        translator: gets each asset, and returns it with what it is to show; it may not change the key.
+        group: of all assets; absent: one group for each stream.
+        translator: gets each asset, and returns it as it is to be shown; it may not change the key.
 
     Raises:
         InvalidConfiguration: every problem of the file; a prefix that Dagster's names cannot have; a translator that
@@ -64,7 +64,7 @@ def build_definitions(
     """
     spec = file if isinstance(file, Spec) else load_spec(file)
     mount = Mount(
-        # A word is a sequence too: of letters.
+        # A string is a sequence too: of letters.
         key_prefix=(key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix),
         group=group,
         translator=translator,
@@ -98,10 +98,10 @@ def build_definitions(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What Dagster runs beside the jobs of drivers.
+    """The Dagster objects beside the jobs of drivers.
 
     Attributes:
-        fold_op: which is told the stream to fold, where one job folds all.
+        fold_op: the op that gets the stream to fold, where one job folds all streams.
     """
 
     folds: Sequence[Any]  # asset jobs are resolved by `Definitions`; Dagster does not export the class
@@ -115,7 +115,7 @@ class _Made:
 def _driver_jobs(
     mount: Mount, jobs: Sequence[JobSpec], resource: StillstateResource, work: DriverWork
 ) -> Mapping[str, dg.JobDefinition]:
-    """The job that does a kind of work, by the stream's name: one for each, or one for all."""
+    """Return the jobs of one kind of work by the stream's name: one job for each stream, or one for all."""
     if mount.is_shared:
         return dict.fromkeys((job.name for job in jobs), build_driver_job(mount, resource, work, jobs))
     return {job.name: build_driver_job(mount, resource, work, [job]) for job in jobs}
@@ -126,7 +126,7 @@ def _each_once(drivers: Mapping[str, Mapping[str, dg.JobDefinition]]) -> list[dg
 
 
 def _shared(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
-    """One job for each kind of work."""
+    """Build one job for each kind of work."""
     made = build_shared_jobs(mount, jobs)
     return _Made(
         folds=[made.fold],
@@ -139,7 +139,7 @@ def _shared(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
 
 
 def _per_job(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
-    """Jobs for each stream."""
+    """Build jobs for each stream."""
     folds = [build_fold_jobs(mount, job) for job in jobs]
     upkeep = [u for job in jobs for u in _upkeep(mount, job)]
     return _Made(
@@ -162,7 +162,7 @@ def _per_job(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
 
 
 def _upkeep(mount: Mount, job: JobSpec) -> list[UpkeepJob]:
-    """What is done for a job beside its stream."""
+    """Build the upkeep jobs of a streaming job."""
     return [
         build_savepoint_job(mount, job),
         build_deletion_jobs(mount, job, "retention"),
@@ -174,5 +174,6 @@ def _upkeep(mount: Mount, job: JobSpec) -> list[UpkeepJob]:
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Loaded by Dagster; a bad or missing configuration fails here with every problem in one message."""
+    """Build the definitions for Dagster; a bad or missing configuration fails here, with every problem in one
+    message."""
     return build_definitions(load_spec())

@@ -1,4 +1,4 @@
-"""The Dagster resources: the configuration file with what is opened from it, and the session of a materialization."""
+"""The Dagster resources: the configuration file with the objects opened from it, and a materialization's session."""
 
 import importlib
 import os
@@ -31,15 +31,16 @@ T = TypeVar("T")
 class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # Dagster's own docs leave it bare
     """Jobs, stores and launchers of one `stillstate.yaml`.
 
-    Only the file's name is Dagster configuration, so that no secret can show in the UI; the file is read where it
-    is needed. Tests replace `launcher`, `clock`, `poll` and `lookout` in a subclass.
+    Only the file's name is Dagster configuration, so that the UI cannot show a secret; the file is read when it is
+    needed. Tests replace `launcher`, `clock`, `poll` and `lookout` in a subclass.
     """
 
     config_file: str
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["StillstateResource"]:
-        """Every run that uses this resource notes who does it (orchestration/workers.py); a sensor's tick is no run."""
+        """Note the worker of every run that uses this resource (orchestration/workers.py); a sensor's tick is not a
+        run."""
         if context.instance is None or context.run is None:
             yield self
             return
@@ -47,36 +48,36 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
             yield self
 
     def spec(self) -> Spec:
-        """The configuration as it is now on disk; see `load_spec` for what it raises."""
+        """Load the configuration as it is now on disk; see `load_spec` for the errors that it raises."""
         return _loaded(self.config_file)
 
     def clock(self) -> Clock:
-        """What tells the time."""
+        """Return the clock."""
         return SYSTEM_CLOCK
 
     def poll(self) -> Callable[[float], object] | None:
-        """What waits between two looks of a run at a store; None: the clock on the wall."""
+        """Return the function that waits between two looks of a run at a store; None: wait on the wall clock."""
         return None
 
     def lookout(self) -> ProbePool:
-        """What looks at stores for sensors."""
+        """Return the probe pool of the sensors."""
         return SHARED_POOL
 
     def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
-        """What starts and stops the job's driver."""
+        """Return the launcher that starts and stops the job's driver."""
         return build_launcher(spec, job)
 
     def catalog(self, job: JobSpec) -> Catalog:
-        """The job's snapshots, for a run: a slow store is waited for."""
+        """Return the job's snapshots, for a run: it waits for a slow store."""
         job = location_of(job)
         return Catalog(open_store(job.store, job.storage_options), job.name, self.clock())
 
     def observe(self, spec: Spec, job: JobSpec) -> Observation:
-        """The newest run and how it is, as of now, for a run; a sensor calls `look`."""
+        """Observe the newest run and its health as of now, for a run; a sensor calls `look`."""
         return observe(job, self.catalog(job), self.launcher(spec, job), self.clock())
 
     def look(self, spec: Spec, jobs: Sequence[str], start: str | None = None) -> Seen[Look]:
-        """One look at each job, side by side: each within its time, all within the tick's.
+        """Probe all jobs in parallel: each within its own time limit, all within the tick's.
 
         Args:
             start: the job to begin with.
@@ -84,15 +85,16 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
         return watch_looks(spec, jobs, self.launcher, lookout=self.lookout(), clock=self.clock(), start=start)
 
     def read(self, reading: Reading[T]) -> Seen[T]:
-        """Read something of each job's store as `look` does; nothing else in a sensor may ask a store."""
+        """Read something of each job's store as `look` does; a sensor may access a store only through these two."""
         return watch(reading, lookout=self.lookout(), clock=self.clock())
 
 
 class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # as above
     """dagster-pyspark's `LazyPySparkResource` for the session in which a job's changelog is materialized.
 
-    One for all jobs: Dagster writes every resource into every job, so that one for each job would cost their square.
-    dagster-pyspark is imported when a run needs it, for it imports pyspark: the code location does without.
+    One resource for all jobs: Dagster writes every resource into every job, so one for each job would cost their
+    square. dagster-pyspark is imported when a run needs it, because it imports pyspark, which the code location does
+    not need.
     """
 
     spark_config: Mapping[str, Any] = Field(
@@ -102,7 +104,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
     )
 
     def of_job(self, job: JobSpec) -> Any:
-        """The `LazyPySparkResource` of a job's session.
+        """Return the `LazyPySparkResource` of a job's session.
 
         Raises:
             InvalidConfiguration: dagster-pyspark is not installed here.
@@ -122,15 +124,15 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
 
 
 _LOADED: dict[str, tuple[tuple[int, int, int, int], Spec]] = {}
-"""By file. Two hundred jobs take half a second to check, and three sensors ask every few seconds."""
+"""By file. Two hundred jobs take half a second to check, and three sensors read the file every few seconds."""
 
 
 def _loaded(file: str) -> Spec:
     try:
         found = os.stat(file)
     except OSError:
-        return load_spec(file)  # which says what is wrong
-    # Its variables come from the environment.
+        return load_spec(file)  # this raises the error of the file
+    # The file's variables come from the environment.
     version = (found.st_ino, found.st_mtime_ns, found.st_size, hash(frozenset(os.environ.items())))
     known = _LOADED.get(file)
     if known is None or known[0] != version:

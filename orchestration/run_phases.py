@@ -1,6 +1,6 @@
-"""What the status of a Dagster run means for us: the one place that says so; pure, and without Dagster.
+"""What the status of a Dagster run means for Stillstate: defined only here; pure, and without Dagster.
 
-Whoever plans recoveries and folds asks for the phase of earlier runs and never for Dagster's status.
+Planners of recoveries and folds use the phase of earlier runs, never Dagster's status.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, Literal
 __all__ = ["ENDED", "PHASES", "UNDER_WAY", "RunPhase"]
 
 RunPhase = Literal["waiting", "active", "succeeded", "failed", "canceled", "abandoned"]
-"""`abandoned` is a run that was created and never submitted; Dagster takes it up again when its run key is requested
-again, so it is neither an attempt nor in the way. `canceled` is one that a person ended."""
+"""`abandoned` is a run that was created and never submitted. Dagster submits it when its run key is requested again, so
+it neither counts as an attempt nor blocks one. `canceled` is a run that a person ended."""
 
 UNDER_WAY: Final[frozenset[RunPhase]] = frozenset({"waiting", "active"})
 ENDED: Final[frozenset[RunPhase]] = frozenset({"succeeded", "failed", "canceled"})
@@ -25,7 +25,7 @@ PHASES: Final[Mapping[str, RunPhase]] = MappingProxyType(
         "MANAGED": "waiting",
         "STARTING": "active",
         "STARTED": "active",
-        # It is under way and goes on later: another run of its kind would come between.
+        # It is under way and continues later: another run of its kind would run in between.
         "SUSPENDED": "active",
         "CANCELING": "active",
         "SUCCESS": "succeeded",

@@ -1,12 +1,13 @@
-"""The driver that waits: started beside one that runs, with Java, Spark's session and the job's code in place, so that
-a death costs neither their start nor what Java compiles first.
+"""The standby driver: started beside the working driver, with Java, Spark's session and the job's code loaded, so that
+after a death neither their start nor Java's first compilation costs time.
 
-This is the supervisor's side and what both sides say to each other; `orchestration/running/standby.py` is the driver's.
-Each supervised driver has two pipes. Through one it is called: a line with the cause, for which one that waits reads;
-its end means that the supervisor is gone. Through the other it says that it is ready, and that it has made its first
-checkpoint, from when on the next one may be started without taking the cores from a job that has just come back.
+This is the supervisor's side, and the messages between both sides; `orchestration/running/standby.py` is the driver's
+side. Each supervised driver has two pipes. The supervisor calls the driver through the first: a standby reads one line
+with the cause; the pipe's end means that the supervisor is gone. Through the second the driver reports that it is
+ready, and that it has made its first checkpoint. Only then may the next standby start, so that it takes no cores from a
+job that has just come back.
 
-Little is imported here: a driver's start must not wait for it.
+This module imports little, because a driver's start must not wait for its imports.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ __all__ = [
 CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
 """Why a driver was started, for people."""
 RESTARTED: Final = "restarted by its supervisor"
-"""How the cause of a start in place begins."""
+"""The beginning of the cause of a restart in place."""
 SETTLED_S: Final = 600.0
-"""A driver that fails for a reason in its code or its state does so within its first epochs: one that lived for so long
-did not die of its start. Restarts in place and recovery runs count anew after it."""
+"""A driver that fails because of its code or its state fails within its first epochs: one that lived for this long did
+not die of its start. After it, restarts in place and recovery runs are counted from one again."""
 SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
 PIPES_ENV: Final = "STILLSTATE_SUPERVISOR_PIPES"
-"""Descriptors of the supervisor's two pipes: calls come from the first, the second is written to."""
+"""Descriptors of the supervisor's two pipes: the driver reads calls from the first and writes to the second."""
 WAITS_ENV: Final = "STILLSTATE_STANDBY"
 """Set for a driver that is to wait for its call."""
 READY: Final = b"r"
@@ -53,12 +54,12 @@ END_WAIT_S: Final = 10.0
 
 
 def call_line(cause: str) -> bytes:
-    """What the one who waits is told."""
+    """Return the line that calls a standby."""
     return json.dumps({"cause": cause}).encode() + b"\n"
 
 
 def cause_of_call(line: bytes) -> str | None:
-    """The cause in a call; None: the supervisor has gone, or said something else."""
+    """Return the cause in a call; None: the supervisor is gone, or wrote something else."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -71,7 +72,7 @@ class Driver:
     """A driver process of this supervisor. Life cycle: started → (waits → `call`) → works → ends.
 
     Args:
-        said: is called, in a thread, with each of `READY` and `AT_WORK` that it says, and with `ENDED`.
+        said: is called, in a thread, with each of `READY` and `AT_WORK` that the driver writes, and with `ENDED`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Driver:
         threading.Thread(target=self._listen, name="stillstate-supervised", daemon=True).start()
 
     def _listen(self) -> None:
-        """Until the process has ended; nobody else closes what is read here."""
+        """Read until the process has ended; only this thread closes the descriptor."""
         while word := os.read(self._told, 1):
             self.is_ready |= word == READY
             self._said(self, word)
@@ -112,15 +113,15 @@ class Driver:
         self._said(self, ENDED)
 
     def call(self, cause: str) -> bool:
-        """Let one that waits begin; False: it is gone."""
+        """Let a standby begin; False: it is gone."""
         try:
             os.write(self._call, call_line(cause))
         except OSError:
-            return False  # nobody holds the other end
+            return False  # the other end is closed
         return True
 
     def end(self) -> None:
-        """Let one that waits go: it has changed nothing."""
+        """End a standby: it has changed nothing."""
         self.hang_up()
         try:
             self.process.wait(END_WAIT_S)
@@ -129,7 +130,7 @@ class Driver:
             self.process.wait()
 
     def hang_up(self) -> None:
-        """What a driver that works does not notice, and one that waits takes for the end."""
+        """Close the call pipe: a working driver does not notice it, and a standby ends."""
         if self._call >= 0:
             with suppress(OSError):
                 os.close(self._call)
@@ -137,11 +138,11 @@ class Driver:
 
 
 class Drivers:
-    """Starts drivers, each with one that waits beside it if `keeps_one_waiting`. Used by the supervisor's one thread,
-    but for what a driver says.
+    """Starts drivers, each with a standby beside it if `keeps_one_waiting`. Used only by the supervisor's one thread,
+    except for the messages of a driver.
 
     Args:
-        command: of a start: the first one's, and that of all later ones.
+        command: of a start: the first driver's, and that of all later ones.
         say: for the log.
     """
 
@@ -163,7 +164,7 @@ class Drivers:
         self._waiting: Driver | None = None
 
     def start(self, cause: str) -> subprocess.Popen[bytes]:
-        """The next driver: the one that waits, if there is one."""
+        """Start the next driver: the standby, if there is one."""
         with self._lock:
             waiting, self._waiting = self._waiting, None
             before, is_first = self._working, self._working is None
@@ -180,14 +181,14 @@ class Drivers:
         return made.process
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to the one that works, and let the one that waits go. Called in a signal handler."""
+        """Pass a signal on to the working driver, and end the standby. Called in a signal handler."""
         self._is_ending = True
         if self._working is not None:
             with suppress(ProcessLookupError):
                 self._working.process.send_signal(number)
 
     def end(self) -> None:
-        """No driver will be started any more."""
+        """Start no more drivers."""
         self._is_ending = True
         with self._lock:
             waiting, self._waiting = self._waiting, None

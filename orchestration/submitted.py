@@ -1,8 +1,8 @@
 """The application that `spark-submit` runs: `[--cause TEXT] run JOB --config FILE …`, which is `stillstate run` in a
 driver that Spark has started.
 
-It stands alone, because Spark may copy it to another machine: there the packages that it imports come from the image,
-an archive, or `--py-files`.
+This file is self-contained, because Spark may copy it to another machine. There the packages that it imports come from
+the image, an archive, or `--py-files`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; ends by `SystemExit` with its exit code."""
+    """Run the command; end by `SystemExit` with its exit code."""
     _import_from_packages_only()
     if arguments[:1] == [CAUSE_OPTION]:
         os.environ["STILLSTATE_START_CAUSE"] = arguments[1]
@@ -32,8 +32,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _import_from_packages_only() -> None:
-    """Python looks for modules beside a script first. Beside this one lie our own, and `text` or `config` of somebody's
-    job must not be one of them. A copy of it lies beside what was shipped, which is to be found."""
+    """Remove this script's folder from Python's search path if it is the package's own folder. Python searches a
+    script's folder first; here that would let Stillstate's `text` or `config` replace a module of the same name of the
+    user's job. If the script is a copy, its folder has the shipped modules and must stay in the path."""
     here = Path(__file__).resolve().parent
     if (here / "__init__.py").exists():
         sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]

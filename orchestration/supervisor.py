@@ -1,24 +1,24 @@
-"""Stands beside a driver of the local launcher, and starts it again in place if it dies: `python -m
+"""Runs a driver of the local launcher, and starts it again in place if it dies: `python -m
 stillstate.orchestration.supervisor CONFIG JOB RESTARTS STANDBY [ONCE …] -- COMMAND …`.
 
-It is the driver's parent, so it knows of its death at once and with its cause; a sensor that reads heartbeats knows of
-it seconds later, and then needs a run of Dagster's before anything starts. A few attempts in a row without a new
-checkpoint are its own; then it ends with the driver's exit code, and the loss is Dagster's. What cannot pass by itself,
-a stop that was asked for, and a job that another run has taken over are not its to repair. Safety does not rest on it:
-terms decide who may write.
+It is the driver's parent, so it learns of the driver's death at once and with its cause. A sensor that reads heartbeats
+learns of it seconds later, and then needs a Dagster run before anything starts. The supervisor makes a few attempts in
+a row without a new checkpoint; then it ends with the driver's exit code, and Dagster handles the loss. It does not
+restart after an error that cannot pass by itself, after a requested stop, or when another run has taken the job over.
+Safety does not depend on it: terms decide which driver may write.
 
 How the driver ended     what happens
-exit 0, a stop signal    it was asked to stop, or its input ended: the supervisor ends
+exit 0, a stop signal    a stop was requested, or its input ended: the supervisor ends
 exit 2, 3, 5, 6, 7       the next start would end the same way: the supervisor ends
 anything else            it is started again: at once, then after seconds that double
 
-With `launcher.standby` a second driver stands by while the first one works, and takes its place when it dies
+With `launcher.standby` a second driver waits while the first one works, and takes its place when it dies
 (orchestration/standby.py).
 
 The options ONCE (`--from-snapshot`, `--takeover`, …) are given to the first driver only: a second one would go back
-again. So if that one died before it had taken the job, the supervisor ends, and whoever gave them says what to do.
+again. So if the first driver died before it had taken the job, the supervisor ends, and the user decides what to do.
 
-Little is imported before the driver is started: its start must not wait for ours.
+This module imports little before the driver is started: the driver's start must not wait for the supervisor's imports.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 @dataclass(frozen=True)
 class Death:
-    """How a driver ended: as `Popen.returncode` has it, negative for a signal."""
+    """How a driver ended: as in `Popen.returncode`, negative for a signal."""
 
     code: int
 
     @property
     def is_final(self) -> bool:
-        """Whether the same start would end the same way, or nobody wants one."""
+        """Whether the same start would end the same way, or no start is wanted."""
         return self.code == 0 or self.code in FINAL_EXITS or -self.code in _FINAL_SIGNALS
 
     @property
     def cause(self) -> str:
-        """For people."""
+        """The cause, for people."""
         if self.code >= 0:
             return f"exit code {self.code}"
         try:
@@ -66,14 +66,13 @@ class Death:
 
     @property
     def exit_code(self) -> int:
-        """As a shell tells it."""
+        """The exit code that a shell reports."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 @dataclass(frozen=True)
 class Life:
-    """What is known of the driver that died: where the job stood when it was started and stands now, and for how long
-    it lived."""
+    """The life of the driver that died: the job's progress at the driver's start and now, and how long it lived."""
 
     progress_before: int
     progress: int
@@ -82,7 +81,7 @@ class Life:
 
 
 def decide_restart(death: Death, life: Life, tried: int, restarts_max: int) -> int | None:
-    """The number of the restart in its row, from 1 on; None: the supervisor ends."""
+    """Return the number of the restart in its row, from 1 on; None: the supervisor ends."""
     if death.is_final or life.is_stop_asked:
         return None
     helped = life.progress != life.progress_before or life.lived_s >= SETTLED_S
@@ -91,7 +90,7 @@ def decide_restart(death: Death, life: Life, tried: int, restarts_max: int) -> i
 
 
 def restart_wait_s(number: int) -> float:
-    """Seconds before a restart: none before the first of a row, then 2, 4, 8 …"""
+    """Return the seconds before a restart: 0 before the first of a row, then 2, 4, 8 …"""
     return 0.0 if number <= 1 else min(_WAIT_MAX_S, 2.0 ** (number - 1))
 
 
@@ -106,14 +105,16 @@ def supervise(
     say: Callable[[str], object],
     may_go_on: Callable[[int], bool] = lambda pid: True,
 ) -> int:
-    """Run a driver until it ends for good; its exit code.
+    """Run a driver until it ends for good; return its exit code.
 
     Args:
         start: starts a driver for a cause.
-        look: where the job stands (its newest checkpoint; None: it cannot be read), and whether a stop was asked for.
+        look: returns the job's progress (its newest checkpoint; None: it cannot be read), and whether a stop was
+            requested.
         cause: of the first start.
-        wait: waits for so many seconds, and says whether the supervisor was asked to end meanwhile.
-        may_go_on: whether the first driver, of this process id, has come so far that the next one goes on from there.
+        wait: waits for a number of seconds, and returns whether the supervisor was asked to end meanwhile.
+        may_go_on: whether the first driver, of this process id, has come so far that the next one can continue from
+            there.
     """
     is_first, tried = True, 0
     progress = 0  # before the first restart nothing is compared
@@ -134,7 +135,7 @@ def supervise(
         tried = number
         said = f"{RESTARTED} after {death.cause} (restart {number} of {restarts_max} in a row)"
         say(said)
-        # A stop that was asked for meanwhile holds: it is a wish for the job, and not for the run that has died.
+        # A stop that was requested meanwhile is still valid: it applies to the job, not to the run that has died.
         wait_s = restart_wait_s(number)
         if wait(wait_s) or (wait_s and look()[1]):
             say("it is not started again: a stop was asked for")
@@ -143,7 +144,7 @@ def supervise(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """See the module."""
+    """Run the supervisor; see the module."""
     config, job, restarts, standby = arguments[:4]
     border = arguments.index("--")
     once, command = list(arguments[4:border]), list(arguments[border + 1 :])
@@ -195,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], object]) -> bool:
-    """Whether the newest run is of that process, and has committed the snapshot that it begins with."""
+    """Whether that process does the newest run, and has committed the snapshot that the run begins with."""
     from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
@@ -212,7 +213,7 @@ def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], obj
 
 
 def _look(config: str, job: str, say: Callable[[str], object]) -> tuple[int | None, bool]:
-    # Imported when the driver's start is over: two imports at once would make it longer.
+    # Imported after the driver's start: two imports at the same time would make the start longer.
     from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.control import asked_to_stop
@@ -227,7 +228,7 @@ def _look(config: str, job: str, say: Callable[[str], object]) -> tuple[int | No
         status = catalog.status()
         return progress_marker(catalog), status is not None and asked_to_stop(catalog.root, status.term)
     except StillstateError as error:
-        # The store is away or the root is damaged: the driver that is started will say so itself, and count.
+        # The store is unavailable or the root is damaged: the next driver reports that itself, and is counted.
         say(f"the job's root cannot be read: {type(error).__name__}")
         return None, False
 

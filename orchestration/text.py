@@ -1,4 +1,4 @@
-"""Numbers, sizes and places as people read them; pure."""
+"""Numbers, sizes and places formatted for people; pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def duration_text(seconds: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """`9 s`, `4 min`, `2 h`, `5 d`: for a column, where whoever needs the seconds looks elsewhere."""
+    """`9 s`, `4 min`, `2 h`, `5 d`: for a column; the seconds are shown elsewhere."""
     whole = int(seconds)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if whole >= size:
@@ -50,7 +50,8 @@ def age_text(seconds: float) -> str:
 
 
 def redacted_location(url: str) -> str:
-    """A store location without user, password and parameters. The schema refuses them; this is the second lock."""
+    """Return a store location without user, password and parameters: a second safeguard, since the schema refuses
+    them."""
     if "://" not in url:
         return url
     parts = urlsplit(url)

@@ -1,16 +1,16 @@
-"""Whether the process that does a Dagster run of ours still lives, where Dagster's launcher cannot say so.
+"""Whether the process that does one of Stillstate's Dagster runs still lives, where Dagster's launcher cannot tell.
 
 The default run launcher has no health check. A worker that dies together with its code server (a reboot, a container
-that was ended) leaves a run that is "started" until its longest time is over, and what takes turns with it waits for so
-long: the recovery of a dead job too. So a run of ours notes in a tag who does it, and each minute that it still does; a
-sensor ends those whose worker is gone.
+that was ended) leaves a run that is "started" until its maximum runtime is over, and every run that waits for its turn
+waits as long: also the recovery of a dead job. So each of Stillstate's runs notes its worker in a tag, and updates the
+tag every minute while it lives; a sensor ends the runs whose worker is gone.
 
 where the worker is                                          it is gone when
-its process id is one of this host and this container's      that process is not there any more
+its process id is one of this host and this container's      that process does not exist any more
 elsewhere                                                    it has noted nothing for five minutes
 not known: it has noted nothing yet                          the run has been under way for ten minutes
 
-A worker that hangs is not gone. Safety does not rest on this: terms decide who may write.
+A worker that hangs is not gone. Safety does not depend on this: terms decide which driver may write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORKER_TAG: Final = "stillstate/worker"
 BEAT_EVERY_S: Final = 60.0
 SILENT_S: Final = 300.0
 NO_WORD_S: Final = 600.0
-"""Between the launch of a run and its first word lie the imports of its code."""
+"""Between the launch of a run and its first note, its code is imported."""
 JOIN_S: Final = 10.0
 RUNS_LOOKED_AT_MAX: Final = 500
 
@@ -49,7 +49,7 @@ _TAGS_TURN: Final = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """Who does a run.
+    """The process that does a run.
 
     Attributes:
         space: of its process id (state_runtime/base/process_space.py); empty where the system does not tell.
@@ -62,12 +62,12 @@ class Worker:
     beat_ms: int
 
     def text(self) -> str:
-        """As the tag has it."""
+        """The tag's text."""
         return json.dumps([self.pid, self.host, self.space, self.beat_ms], separators=(",", ":"))
 
 
 def read_worker(text: str) -> Worker | None:
-    """What a tag says; None if that is not understood."""
+    """Parse a tag; None if it cannot be parsed."""
     try:
         pid, host, space, beat_ms = json.loads(text)
         return Worker(pid=int(pid), host=str(host), space=str(space), beat_ms=int(beat_ms))
@@ -76,7 +76,7 @@ def read_worker(text: str) -> Worker | None:
 
 
 def why_lost(worker: Worker | None, changed_ms: int, now_ms: int, space: str) -> str:
-    """Why a run that is under way has no worker any more, for people; empty: it has one, as far as is known.
+    """Return why a run that is under way has lost its worker, for people; empty: the worker lives, as far as is known.
 
     Args:
         changed_ms: when the run's status last changed.
@@ -94,21 +94,21 @@ def why_lost(worker: Worker | None, changed_ms: int, now_ms: int, space: str) ->
 
 def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
     """Add tags to the run that this process does. Dagster reads all tags and writes them back, so two threads take
-    turns: else one would lose what the other has added."""
+    turns: otherwise one would lose the other's tags."""
     with _TAGS_TURN:
         instance.add_run_tags(run_id, tags)
 
 
 @contextmanager
 def working(instance: dg.DagsterInstance, run_id: str, clock: Clock) -> Iterator[None]:
-    """Note that this process does a run, as long as the block lasts."""
+    """Note in the run's tag that this process does the run, as long as the block lasts."""
     me = Worker(pid=os.getpid(), host=socket.gethostname(), space=process_space(), beat_ms=0)
     over = threading.Event()
 
     def note() -> None:
         try:
             add_tags(instance, run_id, {WORKER_TAG: replace(me, beat_ms=clock.now_ms()).text()})
-        except Exception as error:  # any of the storage's: the run must not end for it
+        except Exception as error:  # any error of the storage: it must not end the run
             _LOG.warning("run %s cannot note that it is under way; it tries again: %s", run_id, error)
 
     def beat() -> None:
@@ -128,13 +128,14 @@ def working(instance: dg.DagsterInstance, run_id: str, clock: Clock) -> Iterator
 def end_lost_runs(
     instance: dg.DagsterInstance, streams: Collection[str], tag_names: Collection[str], action_tag: str, clock: Clock
 ) -> list[str]:
-    """End runs of ours whose worker is gone, so that what waits for them goes on; a line for each.
+    """End Stillstate's runs whose worker is gone, so that waiting runs continue; return a line for each.
 
     Args:
-        streams: the tags of the jobs whose runs are ours (`Mount.tag`).
+        streams: the tags of the jobs whose runs are Stillstate's (`Mount.tag`).
         tag_names: under which a run may have them.
-        action_tag: which each job of ours has, and does its run in one process. A run of assets that somebody chose, or
-            of a job of his own, may have a process for each step: that one of them has ended says nothing.
+        action_tag: a tag that each of Stillstate's jobs has; such a job does its run in one process. A run of assets
+            that a user selected, or of a user's own job, may have a process for each step: the end of one of them
+            proves nothing.
     """
     if instance.run_launcher.supports_check_run_worker_health:
         return []  # Dagster ends such runs itself

@@ -1,8 +1,8 @@
-"""The name that Stillstate's Dagster side is imported by, so that it meets no package of yours.
+"""The package by which Stillstate's Dagster side is imported, so that its names do not collide with your packages.
 
-`assets` and `orchestration` lie at the top of the checkout and are imported as `stillstate.assets` and
-`stillstate.orchestration`: a Dagster project may well have packages of these names in the folder that Dagster is
-started in. A wheel holds their files in this folder; a checkout has links to them.
+`assets` and `orchestration` are at the top of the checkout and are imported as `stillstate.assets` and
+`stillstate.orchestration`: the folder in which Dagster is started may well have packages of these names. A wheel holds
+their files in this folder; a checkout has links to them.
 
 The names below import Dagster when they are first used.
 """

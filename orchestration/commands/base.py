@@ -1,4 +1,4 @@
-"""What all commands have in common: arguments, errors as exit codes, and how they print."""
+"""The common part of all commands: arguments, errors as exit codes, and output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 P = ParamSpec("P")
 
 _EXIT_OF_A_CLOSED_PIPE: Final = 141
-"""What a shell reports of a program that SIGPIPE ended."""
+"""The exit code that a shell reports for a program that SIGPIPE ended."""
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
 OptionalJob = Annotated[
@@ -56,14 +56,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a message on stderr and the exit code of their kind; end without a word if nobody reads on
-    (`stillstate … | head`)."""
+    """Turn Stillstate's errors into a message on stderr and the exit code of their kind. End silently if the reader of
+    the output is gone (`stillstate … | head`)."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-            sys.stdout.flush()  # else a reader that is gone is found when Python ends, and told in its words
+            sys.stdout.flush()  # otherwise a missing reader is found when Python ends, with Python's own message
         except StillstateError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
         except BrokenPipeError:
@@ -75,23 +75,23 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is our stdout that broke, and not a connection to a store or to Java; then nothing more is written."""
+    """Whether Stillstate's stdout broke, and not a connection to a store or to Java; then nothing more is written."""
     try:
         descriptor = sys.stdout.fileno()
     except OSError:
-        return False  # a stdout in memory, which nobody can close on us
-    # Asked of the system: with or without a buffer, a write that failed may have left nothing to write again.
+        return False  # a stdout in memory has no reader that could close it
+    # Ask the system: a failed write may have left nothing to write again, with or without a buffer.
     pipe = select.poll()
     pipe.register(descriptor, 0)
     is_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
     if is_gone:
-        # What is still in the buffer would fail once more when Python ends.
+        # The rest of the buffer would fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return is_gone
 
 
 def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
-    notes: list[str] = getattr(error, "__notes__", [])  # where the log of a run is
+    notes: list[str] = getattr(error, "__notes__", [])  # where the run's log is
     if as_json:
         body: dict[str, Any] = {
             "kind": error.kind,
@@ -142,7 +142,7 @@ def print_table(table: Any) -> None:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # `guarded` knows what to do; rich would end the process as if something had failed
+        raise BrokenPipeError  # `guarded` handles it; rich would end the process as if it had failed
 
 
 def console() -> Console:

@@ -1,4 +1,4 @@
-"""`stillstate init`, `stillstate schema` and `stillstate dagster`: the first minutes."""
+"""`stillstate init`, `stillstate schema` and `stillstate dagster`: the first minutes with Stillstate."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def dagster(
     """
     if importlib.util.find_spec("dagster_webserver") is None:
         raise InvalidConfiguration("the package dagster-webserver is not installed: pip install 'stillstate[web]'")
-    file = load_spec(config).file  # every problem of it is said here, not in a page
+    file = load_spec(config).file  # every problem of the file is reported here, not in a Dagster page
     home = _home(file)
     port = port or free_port(host)
     console().print(f"Dagster's home: {escape(str(home))}. Its page: http://{host}:{port}", highlight=False)
@@ -106,7 +106,7 @@ def dagster(
 
 
 def _home(file: Path) -> Path:
-    """$DAGSTER_HOME, or the folder beside the file; it is made, and given settings, where it has none."""
+    """Return $DAGSTER_HOME, or the folder beside the file; create the folder and its settings if they are missing."""
     from stillstate.orchestration.starter import instance_settings
 
     home = Path(os.environ.get(_HOME_ENV) or file.parent / "dagster").expanduser().resolve()
@@ -122,7 +122,7 @@ def _home(file: Path) -> Path:
 
 
 def free_port(host: str, usual: int = _USUAL_PORT) -> int:
-    """The usual one, or one that nothing listens on now; what takes it meanwhile makes Dagster say so."""
+    """Return the usual port, or one that is free now. If another process takes it meanwhile, Dagster reports that."""
     for wanted in (usual, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,8 +135,9 @@ def free_port(host: str, usual: int = _USUAL_PORT) -> int:
 
 
 def _run_until_it_ends(command: list[str], environment: dict[str, str], folder: Path) -> int:
-    """Its exit code; 0 if it was asked to end, whatever it was at then. Ctrl-C reaches it by the terminal; a SIGTERM
-    to us is passed on as that. If it does not end it is asked again, and then made to."""
+    """Run a command and return its exit code; 0 if it was asked to end, no matter what it was doing. Ctrl-C reaches it
+    through the terminal; a SIGTERM to this process is passed on as SIGINT. If it does not end it is asked again, and
+    then killed."""
     process = subprocess.Popen(command, env=environment, cwd=folder)
     asked = threading.Event()
 
@@ -164,8 +165,9 @@ def _run_until_it_ends(command: list[str], environment: dict[str, str], folder: 
 
 
 def _tell(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process and to those of its children that Ctrl-C reaches: not to drivers, which have groups of
-    their own. Dagster's page loses a Ctrl-C that comes while it starts, and Dagster waits for its page for ever."""
+    """Send a signal to a process and to those of its children that Ctrl-C reaches. Drivers have process groups of their
+    own and do not get it. Dagster's page loses a Ctrl-C that comes while it starts, and Dagster then waits for its page
+    for ever."""
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
         group, first = os.getpgid(pid), psutil.Process(pid)
         for process in (*first.children(recursive=True), first):

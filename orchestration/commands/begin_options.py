@@ -77,7 +77,7 @@ FromSnapshotOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class BeginOptions:
-    """What a person said of a run that is to begin."""
+    """The options that a user gave for a new run."""
 
     takeover: TakeoverOption = False
     until_idle: IdleOption = False
@@ -90,7 +90,7 @@ class BeginOptions:
     from_snapshot: FromSnapshotOption = None
 
     def start_options(self) -> StartOptions:
-        """The same as a driver takes it.
+        """Return these options in the form that a driver takes.
 
         Raises:
             InvalidConfiguration: the options contradict each other.
@@ -114,7 +114,7 @@ class BeginOptions:
 def with_begin_options(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take `options: BeginOptions`, each field of which is an option of the command line.
 
-    Typer reads a command's signature: in it, a parameter for each field stands in the place of `options`.
+    Typer reads a command's signature: there, one parameter for each field replaces `options`.
     """
     names = [f.name for f in fields(BeginOptions)]
 
@@ -132,7 +132,7 @@ def with_begin_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Parameters with their types and not the text of these: they are looked at where the names mean nothing."""
+    """Return parameters with evaluated types, not their text: Typer reads them where the names are not defined."""
     hints = get_type_hints(of, include_extras=True)
     given = inspect.signature(of).parameters.values()
     return [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in given]

@@ -1,4 +1,4 @@
-"""`stillstate convert`: a snapshot in another format, in a folder of its own."""
+"""`stillstate convert`: a snapshot in another format, in a separate folder."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def convert(
     ] = _LOCAL_MASTER,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a snapshot of another format of any snapshot, outside its job, with a progress bar. The source is only read.
+    """Convert any snapshot to another format, outside its job, with a progress bar. The source is only read.
 
-    Source and target are compared by number and digest of the rows of every state before the target is published.
-    Repeat the command after any error or a kill; it goes on. A job that is started from the target goes on where the
-    source stood.
+    Before the target is published, it is compared with the source: number and digest of the rows of every state. After
+    an error or a kill, run the command again; it continues. A job that is started from the target continues from the
+    source's position.
     """
     from state_runtime.maintenance.convert.spark_job import convert_place
     from stillstate.orchestration.commands.places import named_place

@@ -1,4 +1,4 @@
-"""`stillstate delete`, `pin`, `unpin` and `pins`: what ends a snapshot, and what keeps it."""
+"""`stillstate delete`, `pin`, `unpin` and `pins`: delete snapshots, and keep them from being deleted."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ def delete(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete snapshots, a savepoint or a whole job. Refused, by name, if a run, a pin or anybody else needs it.
+    """Delete snapshots, a savepoint or a whole job. Refused if a run, a pin or another user needs it; the refusal names
+    it.
 
-    From the first step on, nobody can open what is deleted; files that other snapshots need stay. If the command is
-    interrupted, run it again to finish.
+    From the first step on, the deleted snapshots cannot be opened; files that other snapshots need are kept. If the
+    command is interrupted, run it again to finish.
     """
     if sum((bool(snapshots), savepoint is not None, root)) != 1:
         raise InvalidConfiguration("give snapshot ids, or --savepoint NAME, or --root: one of the three")
@@ -88,7 +89,7 @@ def delete(
 
 
 def _root_or_rest(job: str, config: Path | None) -> Store:
-    """Of a job that is half deleted only the rest may be there."""
+    """Return the job root, or what is left of it: a half-deleted job may have only some of its files."""
     return catalog_of(load_spec(config).job(job)).root
 
 
@@ -193,7 +194,7 @@ def pin(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a snapshot until the pin is taken off: neither retention nor `delete` takes it."""
+    """Keep a snapshot until the pin is removed: neither retention nor `delete` deletes it."""
     from state_runtime.snapshot.pins import pin_snapshot
 
     catalog = catalog_of(load_spec(config).job(job))
@@ -225,7 +226,7 @@ def unpin(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take pins off a snapshot: those that users placed, or the one that is named."""
+    """Remove pins from a snapshot: those that users placed, or the one that is named."""
     from state_runtime.snapshot.pins import read_pins
     from state_runtime.snapshot.pins import unpin as take_off
 
@@ -247,7 +248,7 @@ def unpin(
 
 @guarded
 def pins(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List who holds which snapshot, and until when."""
+    """List the pins: which snapshot each one keeps, for whom, and until when."""
     from state_runtime.snapshot.pins import read_pins
     from stillstate.orchestration.show.deletions import pins_table
 

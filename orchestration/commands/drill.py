@@ -1,4 +1,4 @@
-"""`stillstate drill`: is the newest snapshot one that the job could restart from?"""
+"""`stillstate drill`: whether the job could restart from its newest snapshot."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def drill(
 ) -> None:
     """Restore a snapshot into a scratch folder of this host, as a restart would, and compare it with the store.
 
-    Every state of every operator: number of rows and digest. The job may run meanwhile, and nothing but a pin is
-    written to its store. The folder is removed; what a killed drill left is removed by the next. Neither Spark nor
-    Java is needed. The exit code is 0 if all of it came back, 5 if something is damaged or came back as something else.
+    The number of rows and the digest of every state of every operator are compared. The job may run meanwhile, and only
+    a pin is written to its store. The folder is removed at the end; the next drill removes the folder of a killed one.
+    Neither Spark nor Java is needed. The exit code is 0 if the whole state was restored, 5 if something is damaged or
+    was restored differently.
     """
     from state_runtime.base.actor import Actor
     from stillstate.orchestration.show.progress import count_bar

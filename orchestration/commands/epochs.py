@@ -34,11 +34,11 @@ def epochs(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Tasks to show, slowest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest epochs shard by shard, the slowest first: where the one slow task is.
+    """Show the newest epochs shard by shard, the slowest shard first.
 
-    Of an epoch with many tasks the slowest 32 are known, and the 8 others with most rows in flight; the rest is summed
-    up. Epochs without tasks, which only move a clock, are left out. It is as of the driver's last heartbeat; of a job
-    that does not run, as of its last run.
+    Of an epoch with many tasks, the slowest 32 are shown, and the 8 others with most rows in flight; the rest is summed
+    up. Epochs without tasks, which only move a clock, are left out. The data is as of the driver's last heartbeat; for
+    a job that does not run, as of its last run.
     """
     from state_runtime.snapshot.term_files import read_epochs
     from stillstate.orchestration.show.epochs import epochs_json, epochs_table, others_text, tasks_table

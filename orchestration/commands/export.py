@@ -40,7 +40,7 @@ def export(
     """Write all live rows of a state into a file, with a progress bar. The job may run meanwhile; the snapshot is only
     read.
 
-    The file is there whole or not at all, whatever happens. Memory does not grow with the state.
+    The file is complete or absent, also after a crash. Memory does not grow with the state.
     """
     from state_runtime import reading
     from state_runtime.reading.export import export_state

@@ -66,12 +66,11 @@ def import_spark(
     ] = "local[*]",
     as_json: JsonOption = False,
 ) -> None:
-    """Bring state, timers, clocks and source position of a stopped `transformWithState` query over, with a progress
-    bar.
+    """Import state, timers, clocks and source position of a stopped `transformWithState` query, with a progress bar.
 
     The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the
-    same processors with the same keys, time and output modes. Run it on the same input: it goes on where the query
-    stood.
+    same processors with the same keys, time and output modes. Run it on the same input: it continues from the query's
+    position.
     """
     from state_runtime.importing.native import import_checkpoint
     from state_runtime.spark.session import build_session
@@ -117,7 +116,7 @@ def import_spark(
 
 @dataclass(frozen=True, kw_only=True)
 class _Given:
-    """The job that was named, and where its snapshot goes."""
+    """The named job, and where its snapshot goes."""
 
     name: str
     target: str

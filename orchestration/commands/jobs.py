@@ -1,4 +1,4 @@
-"""`stillstate run`, `start`, `stop` and `jobs`: drivers, and how they are."""
+"""`stillstate run`, `start`, `stop` and `jobs`: drivers, and their health."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def run(
 ) -> None:
     """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends.
 
-    Its log is a file in launcher.log_dir, which is named at the start and after an error: what was restored, warnings,
-    tracebacks, and what Spark says.
+    Its log is a file in launcher.log_dir; the path is shown at the start and after an error. The log has the restored
+    snapshot, warnings, tracebacks, and the output of Spark.
 
-    If another driver of the job lives, this one is turned away (exit code 3). A driver counts as gone when its process
-    on this machine is gone, or when it has missed 5 heartbeats (10 seconds by default; 30 while it starts): this one
-    then takes the job over, and the other, should it only have slept, is fenced and publishes nothing more.
-    --takeover does not wait for that.
+    If another driver of the job lives, this one ends with exit code 3. A driver counts as gone when its process on this
+    machine is gone, or when it has missed 5 heartbeats (10 seconds by default; 30 while it starts). Then this driver
+    takes the job over; if the other one was only suspended, it is fenced and publishes nothing more. --takeover does
+    not wait for that.
     """
     from stillstate.orchestration.running.run import run_job
     from stillstate.orchestration.show.runs import progress_view
@@ -122,7 +122,7 @@ def start(
 
 @guarded
 def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Ask a job's driver to stop after its epoch, and wait until it has. It stays stopped."""
+    """Ask a job's driver to stop after its epoch, and wait until it has stopped. It stays stopped."""
     from stillstate.orchestration.launchers import build_launcher
 
     spec = load_spec(config)
@@ -137,8 +137,8 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show all jobs: health, term, shards (the parallelism that it runs with), heartbeat, newest snapshot, speed.
 
-    One look at each job, as Dagster's sensors look: a store that does not answer within observation.timeout_s is a job
-    that was not seen, and keeps no other from being shown. Ages are those of the moment of the look.
+    Each job is probed once, as Dagster's sensors do: if a store does not answer within observation.timeout_s, the job
+    is shown as not seen, and the other jobs are still shown. Ages are as of the moment of the probe.
     """
     from stillstate.orchestration.launchers import build_launcher
     from stillstate.orchestration.probes.pool import ProbePool
@@ -152,7 +152,7 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         print_json([row.to_json_dict() for row in rows])
     else:
         print_table(views.jobs_table(rows))
-    # A script should not take a store that could not be read for a job that is well.
+    # A script must not mistake a store that could not be read for a healthy job.
     failed = next((row for row in rows if row.health in (views.UNREADABLE, views.NOT_SEEN)), None)
     if failed is not None:
         raise typer.Exit(failed.exit_code)

@@ -1,4 +1,4 @@
-"""Where log lines go: warnings to stderr, all that a run says to its log file. Set up here and nowhere else.
+"""Where log lines go: warnings to stderr, everything that a run logs to its log file. Logging is set up only here.
 
 stderr     warnings, one line each; with --verbose also information. Tracebacks only where no file keeps them
 log file   of a run: information and warnings with tracebacks, and what Spark's Java process and its Python
@@ -24,7 +24,7 @@ from stillstate.orchestration.config.spec import JobSpec
 __all__ = ["RunLog", "logged_run", "logging_to_stderr"]
 
 _OURS: Final = ("state_runtime", "stillstate")
-# They log a traceback of hundreds of lines for what Stillstate then says in one: for the file only.
+# They log a traceback of hundreds of lines for an error that Stillstate reports in one: for the file only.
 _LIBRARIES: Final = ("py4j", "pyspark")
 _FILE_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Stderr(logging.Handler):
-    """Lines for people. `sys.stderr` is looked up each time: progress displays and tests replace it."""
+    """Writes log lines for people. `sys.stderr` is looked up each time: progress displays and tests replace it."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -56,7 +56,7 @@ class _Stderr(logging.Handler):
 
 
 class _Redacted(logging.Formatter):
-    """No credential of the job's stores is in a log, whoever put it into a message."""
+    """Removes the credentials of the job's stores from every log line, no matter which code logged them."""
 
     def __init__(self, job: JobSpec) -> None:
         super().__init__(_FILE_FORMAT)
@@ -70,7 +70,7 @@ class _Redacted(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
-    """Warnings go to stderr, with `verbose` what is done too; as before at the end."""
+    """Log warnings to stderr, with `verbose` also information; restore the previous logging at the end."""
     root, handler = logging.getLogger(), _Stderr(logging.INFO if verbose else logging.WARNING)
     root.addHandler(handler)
     try:
@@ -84,7 +84,7 @@ class RunLog:
     """The log of one run: made with the command → `begin` when the run begins → `end`.
 
     Attributes:
-        path: of the file, once there is one.
+        path: of the file, once it exists.
     """
 
     def __init__(self, job: JobSpec, file: str | None, *, quiet: bool) -> None:
@@ -96,8 +96,8 @@ class RunLog:
         self.path: Path | None = None
 
     def begin(self) -> int | None:
-        """Open the file, say where it is, and give its descriptor, for what Spark's processes say; None if there is
-        none. A log that cannot be written is a warning: the job runs without it."""
+        """Open the file, show its path, and return its descriptor, for the output of Spark's processes; None without a
+        file. If the log cannot be written, warn: the job runs without it."""
         from stillstate.orchestration.launchers.log_files import new_log_file
 
         if self._given == "-":
@@ -120,7 +120,7 @@ class RunLog:
         return self._file.fileno()
 
     def end(self, error: BaseException | None) -> None:
-        """Note how the run ended, with the whole traceback, and close the file."""
+        """Log how the run ended, with the whole traceback, and close the file."""
         if self._handler is not None:
             if error is not None:
                 self._handler.handle(
@@ -138,13 +138,13 @@ class RunLog:
 
 @contextmanager
 def logged_run(job: JobSpec, file: str | None, *, verbose: bool, as_json: bool) -> Iterator[RunLog]:
-    """A run with a log. Whatever ends it is one message that names the log; the traceback is in there.
+    """Log a run. Any error that ends it becomes one message that names the log; the traceback is in the log.
 
     Args:
-        file: None: a new one in `launcher.log_dir`; "-": stderr is the log.
+        file: None: a new file in `launcher.log_dir`; "-": stderr is the log.
 
     Raises:
-        StillstateError: the run's own, with a note where the log is; also for what nobody foresaw.
+        StillstateError: the run's own, with a note where the log is; also for unexpected errors.
     """
     from stillstate.orchestration.launchers.log_files import redacted
 
@@ -161,7 +161,7 @@ def logged_run(job: JobSpec, file: str | None, *, verbose: bool, as_json: bool) 
     except Exception as error:
         ended = error
         if log.path is None:
-            raise  # the traceback has nowhere else to go
+            raise  # no log file exists for the traceback
         unforeseen = StillstateError(
             f"the driver of {job.name!r} ended with an error that was not foreseen: {type(error).__name__}: "
             f"{redacted(job, _first_line(error))}. Nothing that was committed is lost; start it again. If it ends like "
@@ -178,7 +178,7 @@ def logged_run(job: JobSpec, file: str | None, *, verbose: bool, as_json: bool) 
 
 @contextmanager
 def _telling(on: bool) -> Iterator[None]:
-    """Let our own loggers make records of what is done. Libraries stay at warnings."""
+    """Let Stillstate's loggers log information. Libraries stay at warnings."""
     before = {name: logging.getLogger(name).level for name in _OURS}
     for name in _OURS if on else ():
         logging.getLogger(name).setLevel(logging.INFO)
@@ -208,7 +208,7 @@ def _mark_stderr(*, file_has_more: bool) -> None:
 
 
 def _is_of_library(record: logging.LogRecord) -> bool:
-    """Whether one of `_LIBRARIES` said it; part of py4j says it in the name of the root logger."""
+    """Whether one of `_LIBRARIES` logged it; part of py4j logs under the name of the root logger."""
     return record.name.split(".")[0] in _LIBRARIES or Path(record.pathname).parent.name in _LIBRARIES
 
 

@@ -1,4 +1,4 @@
-"""`stillstate materialize`: the changelog of a job folded into state tables, now."""
+"""`stillstate materialize`: fold the changelog of a job into state tables now."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def materialize(
 
     The job may run meanwhile: its driver starts to use the tables with its next checkpoint. A job that does not run
     starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store
-    is asked first, and Spark is not started for nothing. A crash at any point leaves unused files, never damage.
+    is asked first, and then Spark is not started. A crash at any point leaves unused files, never damage.
     """
     from stillstate.orchestration.materialization.health import fold_numbers
     from stillstate.orchestration.materialization.session import fold_in_new_session, fold_summary

@@ -1,4 +1,4 @@
-"""`stillstate metrics`: the jobs for Prometheus."""
+"""`stillstate metrics`: metrics of the jobs for Prometheus."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def metrics(
 ) -> None:
     """Print health, checkpoints, lag, log and savepoints of the jobs as Prometheus text.
 
-    One look at each job, as Dagster's sensors look: a store that does not answer within observation.timeout_s is a job
-    that was not seen (stillstate_job_seen 0), and keeps no other from being shown. --out is for the node exporter's
-    textfile collector: call it from cron or a timer, with a name that ends in .prom.
+    Each job is probed once, as Dagster's sensors do: if a store does not answer within observation.timeout_s, the job
+    is not seen (stillstate_job_seen 0), and the other jobs are still shown. --out is for the node exporter's textfile
+    collector: call it from cron or a timer, with a name that ends in .prom.
     """
     from prometheus_client import generate_latest, write_to_textfile
 

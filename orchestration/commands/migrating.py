@@ -1,5 +1,5 @@
-"""`stillstate migrate` and `stillstate rescale`: a job gets other settings while it runs, or is as it was. `stillstate
-fork`: another one begins beside it with its state."""
+"""`stillstate migrate` and `stillstate rescale`: a job gets other settings while it runs, or keeps its old ones.
+`stillstate fork`: another job begins beside it with its state."""
 
 from __future__ import annotations
 
@@ -100,11 +100,12 @@ def migrate(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a job that runs: its parallelism, its backend, the snapshot that it goes on from, its code, or its store.
+    """Change a job that runs: its parallelism, its backend, the snapshot that it continues from, its code, or its
+    store.
 
-    With options these change, and nothing else; without any, the job gets what stillstate.yaml says. The plan is
-    shown first. Then the job stops with a savepoint, which is read and compared, and a new driver starts. If its first
-    checkpoints do not come in time the job is taken back to the savepoint, and runs as before (exit code 1).
+    With options, only these change; without any, the job gets the settings of stillstate.yaml. The plan is shown first.
+    Then the job stops with a savepoint, which is read and compared, and a new driver starts. If its first checkpoints
+    do not come in time the job goes back to the savepoint, and runs as before (exit code 1).
 
     The result holds for every later start, until the next migration.
     """
@@ -143,7 +144,7 @@ def rescale(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the parallelism of a job that runs: `migrate --parallelism N`, in short."""
+    """Change the parallelism of a job that runs: short for `migrate --parallelism N`."""
     from stillstate.orchestration.migration.plan import Request
 
     request = Request(
@@ -183,9 +184,9 @@ def fork(
 ) -> None:
     """Begin a job beside another one, with that one's state: to try new code or settings on the same input.
 
-    The plan is shown first. JOB goes on as it is. What NEW begins with is copied to a root of its own, read and
-    compared, and a driver of NEW starts with the settings that the file has for it. If its first checkpoint does not
-    come in time it is ended, and what was copied is removed again (exit code 1).
+    The plan is shown first. JOB continues unchanged. The snapshot that NEW begins with is copied to NEW's root, read
+    and compared, and a driver of NEW starts with the settings that the file has for it. If its first checkpoint does
+    not come in time the driver is ended, and the copy is removed again (exit code 1).
 
     NEW writes from the first epoch after that place on; the rows before it are in the output of JOB alone.
     """

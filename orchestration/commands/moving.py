@@ -1,5 +1,5 @@
-"""`stillstate copy`, `move` and `verify`: snapshots, savepoints and whole jobs between stores, and whether all of it is
-there."""
+"""`stillstate copy`, `move` and `verify`: copy and move snapshots, savepoints and whole jobs between stores, and check
+that they are complete."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def copy(
     running.
 
     The copy has the same files under the same names, so it restores as the original does. If the command is
-    interrupted, run it again: it goes on. A copy of a whole job is a backup: run only one of the two. To run both,
+    interrupted, run it again: it continues. A copy of a whole job is a backup: run only one of the two. To run both,
     start a new job from a snapshot.
     """
     _carry("copy", place, target, compare, dry_run, threads, config, yes=True, independent=independent, as_json=as_json)
@@ -100,10 +100,10 @@ def move(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a snapshot, a savepoint or a whole job. The source goes last, after everything in the target was compared.
+    """Move a snapshot, a savepoint or a whole job. The source is deleted last, after the whole target was compared.
 
-    The job must be stopped, and nobody can start it while it is moved. If the command is interrupted at any point, run
-    it again: it goes on.
+    The job must be stopped, and it cannot be started while it is moved. If the command is interrupted at any point, run
+    it again: it continues.
     """
     if abort:
         from state_runtime.maintenance.move.execute import abort_move
@@ -119,7 +119,7 @@ def move(
 
 
 def _ends(place: str, target: str, config: Path | None) -> tuple[Store, Store, int | None, Store | None]:
-    """Source, target, the snapshot that is meant, and the job root that the source is a savepoint of."""
+    """Return source, target, the snapshot that is meant, and the job root that the source is a savepoint of."""
     from state_runtime.snapshot.locate import Place
     from state_runtime.store import open_store
     from stillstate.orchestration.commands.places import named_place
@@ -134,7 +134,7 @@ def _ends(place: str, target: str, config: Path | None) -> tuple[Store, Store, i
 
 
 def _parent_of(folder: Store, options: Mapping[str, Any]) -> Store | None:
-    """The job root that a folder is a savepoint of, by where it lies."""
+    """Return the job root that a folder is a savepoint of, judged by its path."""
     from state_runtime.snapshot.paths import SAVEPOINTS_DIR
     from state_runtime.store import open_store
 
@@ -231,8 +231,8 @@ def verify(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that snapshots are whole: every missing or damaged file is named, with whose state it holds. Nothing is
-    written there.
+    """Check that snapshots are complete: each missing or damaged file is named, with the state that it holds. Nothing
+    is written to the store.
 
     The exit code is 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer
     version, and 4 if something could not be reached, which says nothing about the data.

@@ -27,10 +27,10 @@ class NamedPlace:
 
 
 def named_place(text: str, config: Path | None) -> NamedPlace:
-    """The place that an argument means: a path or URL, or a job of `stillstate.yaml` with or without `@<id>`.
+    """Return the place that an argument means: a path or URL, or a job of `stillstate.yaml` with or without `@<id>`.
 
     Args:
-        config: the file that was named. Without one it is looked for, and its absence is no error.
+        config: the file that was named. Without one it is searched for, and its absence is no error.
 
     Raises:
         InvalidConfiguration: the file cannot be read.
@@ -56,6 +56,6 @@ def _spec(config: Path | None) -> Spec | None:
 
 
 def _same_store(job: JobSpec, text: str) -> bool:
-    """Whether a place lies in the file system of a job's store: of S3 the same bucket."""
+    """Whether a place is in the file system of a job's store: for S3, in the same bucket."""
     one, other = urlsplit(job.store), urlsplit(text)
     return bool(one.scheme) and (one.scheme, one.netloc) == (other.scheme, other.netloc)

@@ -1,4 +1,4 @@
-"""`stillstate retention` and `stillstate gc`: deletions that are planned, looked at and applied."""
+"""`stillstate retention` and `stillstate gc`: plan deletions, look at the plans and apply them."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def retention_plan(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which snapshots the rules keep and why, and which would be deleted. Only looks.
+    """Show which snapshots the rules keep and why, and which would be deleted. Nothing is deleted.
 
-    Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot,
-    and the newest is always kept, as is whatever somebody needs.
+    Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot.
+    The newest snapshot is always kept, and so is each one that a run, a pin or another user needs.
     """
     from state_runtime.base.settings import RetentionPolicy
     from stillstate.orchestration.show.deletions import retention_json, retention_table
@@ -159,9 +159,10 @@ def gc_plan(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what nothing needs: objects without a snapshot, deletions that were cut short, what expired. Only looks.
+    """Find objects that no snapshot needs: objects without a snapshot, deletions that were cut short, expired data.
+    Nothing is deleted.
 
-    A job may run meanwhile. Refused if anything that is needed is missing or cannot be read: then nothing is garbage.
+    A job may run meanwhile. Refused if a needed object is missing or cannot be read: then nothing is garbage.
     """
     from stillstate.orchestration.show.deletions import gc_json, gc_tables
     from stillstate.orchestration.show.progress import count_bar
@@ -188,8 +189,8 @@ def gc_plan(
 @retention_app.command("apply", epilog="Example: stillstate retention apply flights")
 @guarded
 def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Execute a job's newest plan of retention, or one in a file. Refused if it is stale: of another job, old, or if it
-    would delete what is to be kept now."""
+    """Execute a job's newest retention plan, or one in a file. Refused if it is stale: if it is of another job, is old,
+    or would delete a snapshot that is to be kept now."""
     from stillstate.orchestration.text import bytes_text, count_text
 
     with _applied("retention", plan_file, config, as_json=as_json) as (job, done):
@@ -203,7 +204,8 @@ def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_jso
 @gc_app.command("apply", epilog="Example: stillstate gc apply flights")
 @guarded
 def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Look again, and delete what is in the plan and still garbage. Safe beside a running job, and twice at once."""
+    """Check again, and delete the objects that are in the plan and still garbage. Safe beside a running job, and twice
+    at once."""
     from stillstate.orchestration.text import bytes_text, count_text
 
     with _applied("gc", plan_file, config, as_json=as_json) as (job, done):
@@ -219,7 +221,7 @@ def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: Json
 
 @contextmanager
 def _applied(kind: Kind, plan_file: str, config: Path | None, *, as_json: bool) -> Iterator[tuple[str, Outcome]]:
-    """Execute a plan; the block says what was done, then comes what was not."""
+    """Execute a plan; the block prints what was deleted, and this function then what was not."""
     from stillstate.orchestration.show.deletions import exit_code_of, show_failures
     from stillstate.orchestration.show.progress import count_bar
     from stillstate.orchestration.upkeep.deletions import Collecting, Retaining

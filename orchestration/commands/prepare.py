@@ -1,4 +1,4 @@
-"""`stillstate prepare`: drivers of this host start faster."""
+"""`stillstate prepare`: make drivers of this host start faster."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def prepare(
     """Let drivers of this host and user start faster: keep the classes that Spark's Java loads in an archive.
 
     Java reads and checks some 20,000 classes at each start. Once they are in an archive (about 200 MB, in the user's
-    cache folder) it maps them instead, which takes a third off the time from a restart to its first checkpoint. Done
-    once for a version of Java and Spark, in about a minute with low priority; jobs that run are left alone. Where a
-    Java, a Spark or a class path does not fit any more, Java starts as it does without.
+    cache folder) it maps them instead, which shortens the time from a restart to its first checkpoint by a third. Do it
+    once for each version of Java and Spark; it takes about a minute with low priority, and running jobs are not
+    disturbed. If Java, Spark or the class path no longer fits the archive, Java starts as without it.
     """
     from stillstate.orchestration.running.prepare import archive_of_host, make_archive, remove_archives
     from stillstate.orchestration.text import bytes_text, duration_text

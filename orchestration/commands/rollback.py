@@ -1,4 +1,4 @@
-"""`stillstate rollback`: a job goes back, in place, to an older snapshot, a savepoint or a copy; or begins anew."""
+"""`stillstate rollback`: a job goes back, in place, to an older snapshot, a savepoint or a copy; or begins empty."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def rollback(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an older snapshot, a savepoint or a copy the newest snapshot of a job again; the next run goes on from it.
+    """Make an older snapshot, a savepoint or a copy the newest snapshot of a job again; the next run continues from it.
 
-    Nothing is overwritten: what the job has made since stays (until collection), and can be gone back to in turn.
-    Output that was published since then stays too; what comes again has higher epoch numbers.
+    Nothing is overwritten: later snapshots of the job are kept (until garbage collection), and you can go back to them
+    too. Output that was published since then is also kept; output that is made again has higher epoch numbers.
     """
     from state_runtime.base.actor import Actor
     from state_runtime.driver.rollback import execute_rollback, plan_rollback

@@ -87,10 +87,10 @@ def savepoint(
 ) -> None:
     """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
 
-    The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is
-    copied by this process. The copy is made inside the store, in the format that the job writes; with --format
-    canonical it is written anew, by the driver if it is small (256 MB), else by this process once the snapshot is made.
-    `rollback` and `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
+    The running job makes it after its epoch and continues meanwhile; if the job does not run, this process copies the
+    newest snapshot. The copy is made inside the store, in the format that the job writes. With --format canonical it is
+    written again: by the driver if it is small (256 MB), else by this process once the snapshot is made. `rollback` and
+    `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
     from stillstate.orchestration.running.make_savepoint import Savepointer
     from stillstate.orchestration.show.savepoints import savepoint_view
@@ -123,7 +123,7 @@ def savepoint(
 
 
 def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> None:
-    """What became of a savepoint that was asked for."""
+    """Show the result of a savepoint request."""
     from state_runtime.snapshot.control import ControlRequest
     from stillstate.orchestration.running.make_savepoint import failed
     from stillstate.orchestration.text import bytes_text
@@ -148,7 +148,7 @@ def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> 
 
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List a job's savepoints and those that are asked for, newest first."""
+    """List a job's savepoints and the requested ones, newest first."""
     from stillstate.orchestration.running.make_savepoint import savepoint_rows
     from stillstate.orchestration.show.savepoints import savepoints_table
 

@@ -1,4 +1,4 @@
-"""`stillstate snapshots`, `describe` and `query`: what snapshots there are, and what they hold."""
+"""`stillstate snapshots`, `describe` and `query`: list snapshots, and show their content."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def snapshots(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List what a job can go back to, newest first: its snapshots, and its complete savepoints.
+    """List the points that a job can go back to, newest first: its snapshots, and its complete savepoints.
 
-    The name in the first column is what `rollback` and `--from-snapshot` take. `stillstate savepoints` also lists
-    savepoints that are being made or that failed.
+    `rollback` and `--from-snapshot` take the name in the first column. `stillstate savepoints` also lists savepoints
+    that are being made or that failed.
     """
     from stillstate.orchestration.show import views
 
@@ -54,7 +54,7 @@ def snapshots(
         try:
             rows.append(views.SnapshotRow.of(catalog.manifest(snapshot_id)))
         except MissingSnapshot:
-            continue  # a folder whose manifest is still on its way, or whose writer died: not a snapshot
+            continue  # a folder whose manifest is not written yet, or whose writer died: not a snapshot
         except StillstateError as error:
             rows.append(views.SnapshotRow.broken(snapshot_id, error))
     rows += _complete_savepoints(catalog)
@@ -112,7 +112,7 @@ def describe(
 
 
 def _shared_by(catalog: Catalog, manifest: Manifest) -> Shared:
-    """Which files of a snapshot are hard links of others. What its manifest itself names: no index is read for it."""
+    """Return which files of a snapshot are hard links of others, from its manifest alone: no index is read."""
     from state_runtime.maintenance.links import find_links
 
     named = {segment.path for segment in manifest.segments}
@@ -179,12 +179,11 @@ def query(
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header instead of a table.")] = False,
 ) -> None:
-    """Look into a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
+    """Query a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
 
-    Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A key that is not
-    there is no error: the result is empty, with exit code 0. Lists show the position of each element, maps show
-    their keys, and `$timers` shows when a timer is due. Values that had expired at the snapshot's batch time are left
-    out.
+    Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A missing key is no
+    error: the result is empty, with exit code 0. Lists show the position of each element, maps show their keys, and
+    `$timers` shows when a timer is due. Values that had expired at the snapshot's batch time are left out.
     """
     from state_runtime.reading.query import open_state
     from state_runtime.store import open_store
@@ -201,7 +200,7 @@ def query(
         entry=view.parse_entry(entry) if entry else None,
         where=view.parse_where(where) if where else None,
         columns=columns.split(",") if columns is not None else None,
-        limit=limit + 1,  # one more, to know whether there is more
+        limit=limit + 1,  # one more row shows whether there are more
     )
     found = views.StateRows.of(spec.name, view.manifest.snapshot_id, view.operator.uid, state, rows, limit)
     if as_json:
@@ -217,7 +216,7 @@ def query(
 
 
 def _snapshot_id(text: str) -> int | None:
-    """The id behind a SNAPSHOT argument; None is the newest."""
+    """Return the id behind a SNAPSHOT argument; None is the newest."""
     if text == "latest":
         return None
     if text.isascii() and text.isdigit() and len(text) <= 20:

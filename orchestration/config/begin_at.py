@@ -1,4 +1,4 @@
-"""Where a run begins, as the command line or `stillstate.yaml` says it."""
+"""Where a run begins, as the command line or `stillstate.yaml` specifies it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ __all__ = ["NEWEST", "BeginAt"]
 
 @dataclass(frozen=True)
 class BeginAt:
-    """What was asked for; nothing is the job's newest snapshot, or `start_from` of the file if it has none.
+    """The requested beginning; by default the job's newest snapshot, or `start_from` of the file if the job has no
+    snapshot.
 
     Attributes:
-        place: of another job's snapshot; goes before the file's `start_from`.
+        place: of another job's snapshot; it overrides the file's `start_from`.
         claim: take the place over.
-        from_snapshot: an older snapshot of the job's own: its id, or the name of a savepoint.
+        from_snapshot: an older snapshot of this job: its id, or the name of a savepoint.
     """
 
     place: str = ""
@@ -37,14 +38,14 @@ class BeginAt:
             )
 
     def arguments(self) -> list[str]:
-        """The same on the command line of a driver."""
+        """Return the same as arguments of a driver's command line."""
         given = ["--from", self.place] if self.place else []
         given += ["--claim"] if self.claim else []
         return given + (["--from-snapshot", str(self.from_snapshot)] if self.from_snapshot is not None else [])
 
     def start_from(self, job: JobSpec) -> StartFrom | None:
-        """What the runtime is told. The place's storage options are those of `start_from`, where the file has them,
-        else the job's."""
+        """Return the start position for the runtime. The place's storage options are those of `start_from`, if the file
+        has them, else the job's."""
         from state_runtime.driver.start_position import StartFrom
 
         section = job.start_from

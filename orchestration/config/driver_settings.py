@@ -1,7 +1,7 @@
 """The settings that a driver takes from `stillstate.yaml` when it starts, by name and as text; pure.
 
-A run says in its heartbeat what it was started with, and whoever looks compares that with what the file says now. So
-nothing that may hold a secret is here: not storage options, not Spark's configuration, not the job's own options.
+A run writes the settings that it was started with into its heartbeat, and they are compared with the file's current
+ones. So settings that may hold a secret are left out: storage options, Spark's configuration and the job's options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECRET: Final[Any] = {"storage_options": True, "start_from": True, "migration":
 
 
 def driver_settings(job: JobSpec) -> dict[str, str]:
-    """What a driver that starts now takes, but for parallelism and backend: a run says what it has of those."""
+    """Return the settings of a driver that starts now, except parallelism and backend: a run reports these two."""
     found = {"entry_point": job.entry_point, "spark.master": job.spark.master, "trigger": _trigger_text(job)}
     for name, value in to_settings(job):
         if isinstance(value, SettingsGroup):
@@ -30,13 +30,13 @@ def driver_settings(job: JobSpec) -> dict[str, str]:
 
 
 def section_digest(job: JobSpec) -> str:
-    """Tells whether a job's part of the file has changed; of its storage options nothing goes into it."""
+    """Return a digest that shows whether a job's part of the file has changed; it contains no storage options."""
     said = job.model_dump(mode="json", exclude=_SECRET)
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _text(value: Any) -> str:
-    """As people write it in the file."""
+    """Return a value as people write it in the file."""
     if value is None or value == "":
         return "none"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""The settings that a job's last migration gave it, in the place of those of `stillstate.yaml`.
+"""The settings that a job's last migration gave it, in place of those of `stillstate.yaml`.
 
-The file says what is wanted; a migration brings it about, or tries and goes back. What came of it is recorded on the
-store (state_runtime/snapshot/migration.py), and every start looks there: by hand, by the supervisor, by a recovery. So
-no restart brings a setting back that a migration has changed, nor tries one again that a migration has gone back from.
+The file has the wanted settings; a migration applies them, or tries and goes back. The result is recorded on the store
+(state_runtime/snapshot/migration.py), and every start reads it: by a person, by the supervisor, by a recovery. So no
+restart undoes a setting that a migration has changed, or tries one again that a migration has taken back.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["effective_settings", "is_tried", "refuse_while_migrating", "settings
 
 
 def settings_of(job: JobSpec) -> RunSettings:
-    """What the file says."""
+    """Return the file's settings."""
     return RunSettings(job.parallelism, job.backend)
 
 
 def with_settings(job: JobSpec, settings: RunSettings) -> JobSpec:
-    """The job with these settings; what they leave open is as the file says."""
+    """Return the job with these settings; settings that they leave open are the file's."""
     return job.model_copy(
         update={
             "parallelism": settings.parallelism or job.parallelism,
@@ -31,13 +31,13 @@ def with_settings(job: JobSpec, settings: RunSettings) -> JobSpec:
 
 
 def effective_settings(job: JobSpec, root: Store) -> tuple[JobSpec, str]:
-    """The job as a run of it starts now, and what is to be said of it: empty if that is as the file says.
+    """Return the job as a run of it starts now, and a message; the message is empty if the settings are the file's.
 
     Args:
         root: of the job.
 
     Raises:
-        CorruptManifest, UnsupportedFormat: what the last migration has recorded cannot be read.
+        CorruptManifest, UnsupportedFormat: the record of the last migration cannot be read.
     """
     migration = read_migration(root)
     if migration is None:
@@ -67,7 +67,7 @@ def is_tried(root: Store) -> bool:
 
 
 def refuse_while_migrating(job: str, root: Store) -> None:
-    """Turn away who would start a job, or take it back, in the middle of a migration.
+    """Refuse to start a job, or to take it back, in the middle of a migration.
 
     Raises:
         SnapshotInUse: one is under way.

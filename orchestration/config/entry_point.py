@@ -1,4 +1,4 @@
-"""Finding the function that builds a job, with an error that says what is missing and what is there instead."""
+"""Finds the function that builds a job; the error names the missing part, and the existing names."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def load_entry_point(entry_point: str, folder: Path | None = None) -> Callable[[
 
 
 def refuse_missing_module(entry_point: str, folder: Path | None = None) -> None:
-    """Find the module without importing it: that takes seconds, and there is something to begin before.
+    """Find the module without importing it: an import takes seconds, and other work can begin before.
 
     Raises:
-        InvalidConfiguration: there is none of this name.
+        InvalidConfiguration: no module has this name.
     """
     _look_first_in(folder)
     module_name = entry_point.partition(":")[0]
@@ -60,7 +60,7 @@ def refuse_missing_module(entry_point: str, folder: Path | None = None) -> None:
     except ModuleNotFoundError:
         found = None
     except Exception:
-        return  # a package around it raised: the import will, and says what
+        return  # a package around it raised: the import will raise too, with the reason
     if found is None:
         _import(module_name, entry_point)
 

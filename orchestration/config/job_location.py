@@ -1,9 +1,9 @@
-"""Where a job lives while it is moved to another store: `store`, or `migration.to_store`.
+"""The job location while a job is moved to another store: `store`, or `migration.to_store`.
 
-The file names both until somebody edits it, so whoever opens a job's root asks here, and a job without `to_store` costs
-nothing. What decides is at the target, and one process writes it at a time: the move that fills it is decided
-(`moved.json`), the root is whole (`job.json`), and nobody has given it up since (a tombstone). Each of the two changes
-is one create-if-absent: so at any moment the job lives in one place, for everybody.
+The file names both until it is edited, so all code that opens a job's root calls `location_of`; a job without
+`to_store` costs nothing. The target decides, and one process writes it at a time. The job lives there if the move that
+fills it is decided (`moved.json`), the root is whole (`job.json`), and the root was not left again (a tombstone). Each
+of the two changes is one create-if-absent: so at any moment the job lives in one place, for all processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Open = Callable[[str, Mapping[str, Any] | None], Store]
 
 
 def at_source(job: JobSpec) -> JobSpec:
-    """The job as it is at `store`, wherever it lives."""
+    """Return the job as it is at `store`, wherever it lives."""
     return _settled(job, job.migration.to_storage_options)
 
 
 def at_target(job: JobSpec) -> JobSpec:
-    """The job as it is at `migration.to_store`."""
+    """Return the job as it is at `migration.to_store`."""
     options = job.migration.to_storage_options
     return _settled(job, job.storage_options).model_copy(
         update={
@@ -42,20 +42,20 @@ def at_target(job: JobSpec) -> JobSpec:
 
 
 def _settled(job: JobSpec, others: Secrets | None) -> JobSpec:
-    """With no second place; the credentials of that are kept, because a log of the job may hold them too."""
+    """Return the job without a second place. The credentials of that place are kept: they are redacted in logs."""
     return job.model_copy(
         update={"migration": MigrationSpec(automatic=job.migration.automatic, to_storage_options=others)}
     )
 
 
 def location_of(job: JobSpec, opened: Open = open_store) -> JobSpec:
-    """The job, with the store that it lives in now.
+    """Return the job with the store that it lives in now.
 
     Args:
         opened: opens a store.
 
     Raises:
-        StoreUnavailable, CorruptManifest: that is not known.
+        StoreUnavailable, CorruptManifest: the location cannot be determined.
     """
     if not job.migration.to_store:
         return job
@@ -64,14 +64,14 @@ def location_of(job: JobSpec, opened: Open = open_store) -> JobSpec:
 
 
 def is_home(root: Store) -> bool:
-    """Whether a job that was to be moved to a root lives there."""
+    """Whether a job that was to be moved to a root lives there now."""
     outcome = read_outcome(root)
     is_whole = outcome is not None and (outcome.mode, outcome.outcome) == ("move", "complete") and root.exists(JOB_FILE)
     return is_whole and not read_boundary(root).is_tombstone
 
 
 def moved_text(job: JobSpec) -> str:
-    """What somebody has to do about the file.
+    """Return how the file has to be edited.
 
     Args:
         job: as it is where it lives.

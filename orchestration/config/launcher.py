@@ -1,4 +1,4 @@
-"""The section `launcher` of a job: how its driver process comes to be, on this machine or through `spark-submit`."""
+"""The section `launcher` of a job: how its driver process is started, on this machine or through `spark-submit`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stillstate.orchestration.config.sections import ConfValue
 __all__ = ["LauncherSpec", "contradictions", "secret_values", "with_absolute_paths"]
 
 LIST_MAX: Final = 1000
-"""Files that a submission ships, and arguments that it adds: far more than anybody writes by hand."""
+"""Files that a submission ships, and arguments that it adds: far more than a person writes."""
 
 _SAID_BY: Final = {
     "--master": "launcher.master",
@@ -40,7 +40,7 @@ _CONF_SAID_BY: Final = {
     "spark.files": "launcher.files",
 }
 _SECRET_KEY = re.compile(r"(?i)secret|password|token|access[.]?key|credential")
-"""Spark's own `spark.redaction.regex`, and one word more."""
+"""Spark's own `spark.redaction.regex`, and one more word."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _ONLY_LOCAL: Final = ("restarts", "standby")
 _ONLY_SUBMITTED: Final = (
@@ -77,7 +77,7 @@ Shipped = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^,\x00
 
 
 class LauncherSpec(SettingsGroup):
-    """How a driver process comes to be."""
+    """How a driver process is started."""
 
     kind: Literal["local", "spark-submit"] = "local"
     """What starts the driver: `local` starts it on this machine, `spark-submit` hands it to a cluster."""
@@ -122,7 +122,7 @@ class LauncherSpec(SettingsGroup):
 
 
 def contradictions(launcher: LauncherSpec) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are fine alone and not together: the key, and what is wrong with it."""
+    """Yield values that are valid alone but not together: the key, and the problem."""
     given = launcher.model_fields_set
     foreign = _ONLY_SUBMITTED if launcher.kind == "local" else _ONLY_LOCAL
     for key in foreign:
@@ -148,7 +148,7 @@ def contradictions(launcher: LauncherSpec) -> Iterator[tuple[tuple[str, ...], st
 
 
 def with_absolute_paths(launcher: LauncherSpec, folder: Path) -> LauncherSpec:
-    """The section with paths below the folder of its file; also those that are not in the file."""
+    """Return the section with paths below the folder of its file; also default paths."""
     return launcher.model_copy(
         update={
             "log_dir": _absolute(launcher.log_dir, folder),
@@ -163,10 +163,10 @@ def _all_absolute(paths: list[str], folder: Path) -> list[str]:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    # `local:/opt/…` is a place in the image, `env.tar.gz#env` a name of ours after the path: both stay.
+    # `local:/opt/…` is a place in the image, `env.tar.gz#env` has a name after the path: both are kept.
     return path if _SCHEME.match(path) else os.path.normpath(folder / Path(path).expanduser())
 
 
 def secret_values(conf: Mapping[str, str]) -> list[str]:
-    """Values of Spark settings that nobody should see, by the names that Spark itself hides."""
+    """Return the values of secret Spark settings, by the names that Spark itself hides."""
     return [value for key, value in conf.items() if _SECRET_KEY.search(key)]

@@ -1,4 +1,4 @@
-"""The section `notify` of `stillstate.yaml`: who is told outside of Dagster when something is wrong."""
+"""The section `notify` of `stillstate.yaml`: the receiver outside of Dagster that is notified of troubles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _webhook(value: str) -> str:
 
 
 class NotifySpec(SettingsGroup, arbitrary_types_allowed=True):
-    """Who is told of each trouble, once, and once when it has passed: a webhook or a command, one of them."""
+    """The receiver, a webhook or a command: it gets one notification of each trouble, and one when the trouble has passed."""
 
     webhook: Annotated[str, AfterValidator(_webhook)] = Field(default="", max_length=4000, repr=False)
     """URL that gets the message as JSON by POST; an answer of 2xx means that it arrived. `${NAME}` is replaced."""
@@ -55,7 +55,8 @@ class NotifySpec(SettingsGroup, arbitrary_types_allowed=True):
 
     @property
     def secrets(self) -> Secrets:
-        """What no message may hold: the path of a webhook is often its password, and so are words of a command."""
+        """Return the secrets that no message may hold: a webhook's path is often its password, and words of a command
+        may be too."""
         path = urlsplit(self.webhook)
         words = {f"word {n}": word for n, word in enumerate(self.command[1:])}
         return Secrets({"webhook": self.webhook, "path": path.path, "query": path.query, **words, **self.headers})

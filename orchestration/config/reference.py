@@ -1,5 +1,5 @@
-"""What people and editors are told about `stillstate.yaml`, made from its models: the JSON schema of
-`stillstate schema`, and docs/settings.md (`make reference`)."""
+"""The reference of `stillstate.yaml` for people and editors, made from its models: the JSON schema of `stillstate
+schema`, and docs/settings.md (`make reference`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def groups_below(root: type[SettingsGroup], path: str = "") -> Iterator[tuple[str, type[SettingsGroup]]]:
-    """A group and all below it, each with the keys that lead to it."""
+    """Yield a group and all groups below it, each with the keys that lead to it."""
     yield path, root
     for name, field in root.model_fields.items():
         for below in groups_of(field.annotation):
@@ -45,26 +45,26 @@ def groups_below(root: type[SettingsGroup], path: str = "") -> Iterator[tuple[st
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of the file, with descriptions and defaults."""
+    """Return the JSON schema of the file, with descriptions and defaults."""
     schema = Spec.model_json_schema()
     for _, group in groups_below(Spec):
         texts, properties = _texts(group), _definition(schema, group)["properties"]
         for name, said in properties.items():
             said.pop("title", None)
             said["description"] = texts.get(name) or _text(groups_of(group.model_fields[name].annotation)[0])
-    # What `defaults` has is put under each job before the file is checked, so a job may lack any key.
+    # The keys of `defaults` are put under each job before the file is checked, so a job may lack any key.
     del _definition(schema, JobSpec)["required"]
     schema["properties"]["defaults"] = {"$ref": "#/$defs/JobSpec", "description": "Keys that all jobs have by default."}
     return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
 
 
 def schema_text() -> str:
-    """The same as a file."""
+    """Return the schema as the text of a file."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def page() -> str:
-    """docs/settings.md."""
+    """Return docs/settings.md."""
     schema = json_schema()
     sections = [_BEGINNING]
     for path, group in groups_below(Spec):
@@ -90,7 +90,7 @@ def _text(group: type[SettingsGroup]) -> str:
 
 
 def _texts(group: type[SettingsGroup]) -> dict[str, str]:
-    """The text below each field, its own and those of the groups that it extends."""
+    """Return the text below each field of the group and of the groups that it extends."""
     found: dict[str, str] = {}
     for kind in reversed(group.mro()[: group.mro().index(SettingsGroup)]):
         tree = ast.parse(inspect.getsource(kind))

@@ -1,4 +1,4 @@
-"""When Dagster does something by itself, as `stillstate.yaml` says it: cron lines, and `auto`."""
+"""When Dagster acts by itself, as `stillstate.yaml` specifies it: cron lines, and `auto`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CRON_PART = re.compile(r"(?:\*|(?P<low>\d{1,2})(?:-(?P<high>\d{1,2}))?)(?:/(?P<
 def is_cron(line: str) -> bool:
     """Whether a line is five fields of numbers, ranges, lists and steps, each within its bounds.
 
-    Checked here and not by Dagster, so that a bad one is an error with file and line, and the command line need not
+    Checked here and not by Dagster, so that a bad line is an error with file and line, and the command line need not
     load Dagster.
     """
     cron_fields = line.split()
@@ -40,7 +40,7 @@ def _is_cron_part(part: str, low: int, high: int) -> bool:
 
 
 def is_due(line: str, at: tuple[int, int, int, int, int]) -> bool:
-    """Whether a cron line means this minute; where day and weekday are both given, either will do, as in cron.
+    """Whether a cron line means this minute. If both day and weekday are given, one match is enough, as in cron.
 
     Args:
         line: one that `is_cron` takes.
@@ -72,7 +72,7 @@ Period = Literal["six_hours", "night", "week"]
 _DAY_MIN: Final = 24 * 60
 _SIX_HOURS_MIN: Final = 6 * 60
 _NIGHT: Final = (1, 4)
-"""First hour (UTC) and number of hours: what runs by night begins in them."""
+"""First hour (UTC) and number of hours: nightly work begins in them."""
 
 
 def _schedule(value: str) -> str:
@@ -93,9 +93,9 @@ Schedule = Annotated[
 
 
 def cron_of(schedule: str, period: Period, job: str) -> str | None:
-    """The cron line (UTC) of a schedule; None if it is off.
+    """Return the cron line (UTC) of a schedule; None if it is off.
 
-    `auto` is once in a period, at a time of the job's own: a hundred jobs do not begin in the same minute.
+    `auto` is once in a period, at a different time for each job: a hundred jobs do not begin in the same minute.
     """
     if schedule != "auto":
         return None if schedule == "off" else schedule

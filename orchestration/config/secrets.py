@@ -1,4 +1,4 @@
-"""Values of the file that are never shown: storage options, and whom to notify."""
+"""Values of the file that are never shown: storage options, and the receiver of notifications."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Secrets(Mapping[str, Any]):
         raise TypeError("storage options are not pickled; read the configuration again where they are needed")
 
     def redact(self, text: str) -> str:
-        """`text` without any value that may be secret; for log lines of other programs that we pass on."""
+        """Return `text` without any value that may be secret; for log lines of other programs."""
         return StoreOptions("", self._values).redact(text)
 
 

@@ -1,5 +1,5 @@
-"""The sections of `stillstate.yaml`: those of the runtime's settings with what Dagster reads beside them, and Dagster's
-own. The text below a field is its description in docs/settings.md and in the JSON schema."""
+"""The sections of `stillstate.yaml`: the runtime's settings with Dagster's additions, and Dagster's own sections. The
+text below a field is its description in docs/settings.md and in the JSON schema."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ __all__ = [
 
 
 PER_JOB_MAX: Final = 40
-"""Streams that have Dagster jobs of their own unless the file says otherwise: they load in about four seconds of
-processor time."""
+"""Largest number of streams that have separate Dagster jobs by default: these load in about 4 s of processor time."""
 
 RunTimeoutS = Annotated[float, Field(ge=60, le=31 * 86_400)]
 """When Dagster ends a run."""
 
 
 def _conf_text(value: object) -> object:
-    """Spark's configuration is text; YAML's `true` and `4` are what people write."""
+    """Return the text of a value: Spark's configuration is text, but in YAML people write `true` and `4`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -72,7 +71,7 @@ class ProcessingTime(SettingsGroup):
 
 
 class AvailableNow(SettingsGroup):
-    """Process what is there, then finish."""
+    """Process the available input, then finish."""
 
     available_now: Literal[True]
     """Only `true`."""
@@ -86,7 +85,7 @@ def _trigger_kind(value: object) -> str | None:
     return None
 
 
-# The kind is decided by hand: a plain union would report the errors of both members and bury the reason.
+# The kind is chosen explicitly: a plain union would report the errors of both members and bury the reason.
 Trigger = Annotated[
     Annotated[ProcessingTime, Tag("[processing_time]")] | Annotated[AvailableNow, Tag("[available_now]")],
     Discriminator(
@@ -135,7 +134,7 @@ class RecoverySpec(RecoverySettings):
     start_grace_s: float = Field(default=120.0, gt=0, le=86_400)
     """The same limit for a driver that is still starting."""
     max_attempts: int = Field(default=5, ge=1, le=50)
-    """Recoveries in a row without a new checkpoint; after them a person must look."""
+    """Recoveries in a row without a new checkpoint; after them a person must act."""
     backoff_s: float = Field(default=10.0, ge=0, le=3600)
     """Wait before the second attempt; it doubles with each further one."""
     restart_stalled: bool = True
@@ -143,8 +142,8 @@ class RecoverySpec(RecoverySettings):
     first_checkpoint_s: float = Field(default=600.0, gt=0, le=86_400)
     """How long a recovery run waits for the driver's first checkpoint."""
     fallback: Literal["never", "same_output", "older"] = "never"
-    """What a recovery does about a damaged newest snapshot. `never`: a person decides. `same_output`: it goes back to
-    an older one if no output was published since. `older`: it goes back in any case."""
+    """How a recovery handles a damaged newest snapshot. `never`: a person decides. `same_output`: it goes back to an
+    older one if no output was published since. `older`: it goes back in any case."""
 
 
 class RetentionSpec(RetentionSettings):
@@ -161,12 +160,12 @@ class RetentionSpec(RetentionSettings):
 
 
 class MigrationSpec(SettingsGroup, arbitrary_types_allowed=True):
-    """What happens to a running job when the file has other settings than it runs with."""
+    """How Dagster handles a running job whose settings differ from those of the file."""
 
     automatic: bool = False
-    """Whether Dagster migrates the job when the file has another `parallelism` or `backend` than it runs with: once for
-    each difference, and after a migration was taken back not again until the job's part of the file changes. `false`: a
-    check warns, and a person migrates it."""
+    """Whether Dagster migrates the job when the file's `parallelism` or `backend` differs from the running job's: once
+    for each difference. After a migration was taken back, Dagster does not try again until the job's part of the file
+    changes. `false`: a check warns, and a person migrates the job."""
     to_store: str = ""
     """Where `stillstate migrate JOB --move` moves the job to. The job lives there from then on; `store` remains the
     place where it was before, until the file is edited."""
@@ -178,29 +177,29 @@ class ObservationSpec(SettingsGroup):
     """How Dagster's sensors look at all jobs of the file, and what they publish."""
 
     timeout_s: float = Field(default=5.0, ge=0.1, le=30)
-    """Limit for the look at one job; a store that takes longer counts as away. Raise it for a distant store that is
-    slow and healthy."""
+    """Limit for the look at one job; a store that takes longer counts as unavailable. Raise it for a distant store that
+    is slow and healthy."""
     tick_budget_s: float = Field(default=20.0, ge=1, le=45)
     """Limit for all looks of one tick; jobs that it did not reach come first in the next. At least twice `timeout_s`;
     Dagster ends a tick after 60 s."""
     interval_s: float = Field(default=1800.0, ge=0, le=86_400)
-    """Time from one materialization of `<job>/checkpoints` to the next, which has what happened meanwhile. 0: at every
+    """Time from one materialization of `<job>/checkpoints` to the next, which covers all events in between. 0: at every
     tick that finds a new checkpoint. Lower it for more points in the plots: each takes about ten kilobytes in Dagster's
     storage. The Prometheus exporter has the numbers at any pace."""
 
 
 class DagsterSpec(SettingsGroup):
-    """How the jobs of the file become jobs of Dagster."""
+    """How the jobs of the file become Dagster jobs."""
 
     jobs: Literal["auto", "per_job", "shared"] = "auto"
     """`per_job`: Dagster has `start_<job>`, `retain_<job>` … for each of them. `shared`: it has one `start`, one
-    `retain` …, which are told the stream. `auto` is `per_job` up to 40 jobs: with more, Dagster takes long to load
-    them."""
+    `retain` …, each of which takes the stream as its configuration. `auto` is `per_job` up to 40 jobs: with more,
+    Dagster takes long to load them."""
     keep_days: float = Field(default=30.0, ge=0, le=3650)
     """Runs and events of streams in Dagster's storage are deleted when they are older (`stillstate_prune`, each night).
     The newest hundred events without a run of each asset and check stay, and so do the newest hundred runs of each
     stream and kind with what they published. 0: never."""
 
     def is_shared(self, jobs: int) -> bool:
-        """What is meant, for this many jobs."""
+        """Whether this many jobs share Dagster jobs."""
         return self.jobs == "shared" or (self.jobs == "auto" and jobs > PER_JOB_MAX)

@@ -1,8 +1,8 @@
 """`stillstate.yaml`: the desired state of every job, checked completely before anything acts on it.
 
-Reading has four steps, all pure but the first: YAML with places (`yaml_tree`), defaults merged under every
-job, environment variables and relative paths resolved, and the strict schema below. Every problem of the file
-is reported at once, one per line, as `file:line: key: what is wrong`.
+Reading has four steps, all pure but the first: YAML with places (`yaml_tree`), defaults merged under every job,
+environment variables and relative paths resolved, and the strict schema below. Every problem of the file is reported at
+once, one per line, as `file:line: key: problem`.
 
 `${NAME}` and `${NAME:-default}` are replaced in storage options, in `notify` and in paths (`store`, `local_dir`,
 `scratch_dir`, `launcher.log_dir` and the options that `path_options` names), and nowhere else; `$$` is a plain `$`.
@@ -54,7 +54,7 @@ from stillstate.orchestration.config.upkeep import (
 from stillstate.orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
 
 if TYPE_CHECKING:
-    # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.
+    # It is defined beside the pipeline, which imports pyspark; the Dagster code location must load without it.
     from state_runtime.job import JobContext
 
 __all__ = [
@@ -102,7 +102,7 @@ JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
 class StartFromSpec(SettingsGroup, arbitrary_types_allowed=True):
-    """What a job without snapshots begins with; a job that has some does not look here."""
+    """The snapshot that a job without snapshots begins with; a job that has snapshots ignores it."""
 
     place: str = Field(min_length=1)
     """`<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint."""
@@ -126,9 +126,9 @@ class JobSpec(JobSettings, arbitrary_types_allowed=True):
     storage_profile: str = Field(default="", max_length=200)
     """S3: a profile of the AWS configuration."""
     single_writer: bool = False
-    """Go on with a store that cannot refuse a second writer."""
+    """Continue with a store that cannot refuse a second writer."""
     options: dict[str, Any] = Field(default={})
-    """The job's own; the entry point gets them."""
+    """Options of the job; the entry point gets them."""
     path_options: list[str] = Field(default=[])
     """Names of `options` that are paths: `${NAME}` is replaced in them, and they are relative to the file."""
     trigger: Trigger | None = None
@@ -152,7 +152,7 @@ class JobSpec(JobSettings, arbitrary_types_allowed=True):
 
     @model_validator(mode="after")
     def _into_options(self) -> JobSpec:
-        # Whoever opens the store needs both, and gets the options only.
+        # Opening the store needs both, but gets only the options.
         more: dict[str, Any] = {"profile": self.storage_profile} if self.storage_profile else {}
         if self.single_writer:
             more["single_writer"] = True
@@ -161,7 +161,7 @@ class JobSpec(JobSettings, arbitrary_types_allowed=True):
         return self
 
     def redact(self, text: str) -> str:
-        """A text without the credentials of any store that the job names."""
+        """Return a text without the credentials of any store that the job names."""
         start = self.start_from.storage_options if self.start_from is not None else None
         for options in (self.storage_options, start, self.migration.to_storage_options):
             text = text if options is None else options.redact(text)
@@ -169,7 +169,7 @@ class JobSpec(JobSettings, arbitrary_types_allowed=True):
 
     @property
     def identifier(self) -> str:
-        """The name as Dagster names and groups allow it."""
+        """Return the name as Dagster names and groups allow it."""
         return identifier(self.name)
 
 
@@ -186,10 +186,10 @@ class Spec(SettingsGroup):
     file: SkipJsonSchema[Path] = Path()
 
     def job(self, name: str) -> JobSpec:
-        """The job of that name.
+        """Return the job of that name.
 
         Raises:
-            JobNotFound: there is none; the message names the ones that exist.
+            JobNotFound: no job has this name; the message names the existing ones.
         """
         if name not in self.jobs:
             near = difflib.get_close_matches(name, self.jobs, n=1)
@@ -200,15 +200,15 @@ class Spec(SettingsGroup):
 
 
 def identifier(job: str) -> str:
-    """A job name as Dagster allows it in names: `plane-delays` → `plane_delays`."""
+    """Return a job name as Dagster allows it in names: `plane-delays` → `plane_delays`."""
     return job.replace("-", "_")
 
 
 def find_config(explicit: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Path:
-    """The file: the argument, else `$STILLSTATE_CONFIG`, else `stillstate.yaml` here or in a parent folder.
+    """Find the file: the argument, else `$STILLSTATE_CONFIG`, else `stillstate.yaml` here or in a parent folder.
 
     Raises:
-        InvalidConfiguration: none of these exists; the message says where was looked.
+        InvalidConfiguration: none of these exists; the message names the searched places.
     """
     named = str(explicit) if explicit else (os.environ if environ is None else environ).get(CONFIG_ENV, "")
     if named:
@@ -250,7 +250,7 @@ def load_spec(file: str | Path | None = None, *, environ: Mapping[str, str] | No
 
 
 def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | None:
-    """The trigger as Spark's `DataStreamWriter.trigger` takes it; None runs as fast as possible."""
+    """Return the trigger as Spark's `DataStreamWriter.trigger` takes it; None runs as fast as possible."""
     if until_idle or isinstance(spec.trigger, AvailableNow):
         return {"availableNow": True}
     if isinstance(spec.trigger, ProcessingTime):
@@ -259,17 +259,17 @@ def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | N
 
 
 def to_settings(spec: JobSpec) -> JobSettings:
-    """What the runtime is set to."""
+    """Return the settings of the runtime."""
     return JobSettings.of(spec)
 
 
 def to_policy(spec: JobSpec) -> RetentionPolicy:
-    """The rules by which snapshots are kept; empty if there are none."""
+    """Return the rules by which snapshots are kept; empty without rules."""
     return RetentionPolicy.of(spec.retention)
 
 
 def to_context(spec: JobSpec) -> JobContext:
-    """What the job's entry point is called with. Imports pyspark, so only a driver calls it."""
+    """Return the argument of the job's entry point. Imports pyspark, so only a driver calls it."""
     from state_runtime.job import JobContext
 
     return JobContext(
@@ -282,7 +282,7 @@ def to_context(spec: JobSpec) -> JobContext:
 
 
 def _merge_defaults(root: Located, problems: Problems) -> Located:
-    """Put `defaults` under every job and drop the key, so that what follows sees complete jobs."""
+    """Put `defaults` under every job and drop the key, so that the following steps see complete jobs."""
     defaults = root.get("defaults")
     jobs = root.get("jobs")
     if not isinstance(root.value, dict) or defaults is None:
@@ -294,7 +294,7 @@ def _merge_defaults(root: Located, problems: Problems) -> Located:
     if jobs is None or not isinstance(jobs.value, dict):
         return rest
     merged = {
-        # A job that is a list or a word is an error of its own; defaults must not hide it.
+        # A job that is a list or a word is a separate error; defaults must not hide it.
         name: job.merged_over(defaults) if isinstance(job.value, dict) else job
         for name, job in jobs.value.items()
     }
@@ -398,7 +398,7 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             line, path, message = _problem(detail, root)
-            if not problems.has(line, path):  # what follows from a mistake that is already named
+            if not problems.has(line, path):  # not an error that follows from one that is already reported
                 problems.add(line, path, message)
         return None
     if spec.observation.tick_budget_s < 2 * spec.observation.timeout_s:
@@ -429,7 +429,7 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
 
 
 def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are fine alone and not together."""
+    """Yield values that are valid alone but not together."""
     checkpoint, recovery, fold = job.checkpoint, job.recovery, job.materialization
     if recovery.enabled and recovery.heartbeat_timeout_s < 2 * checkpoint.heartbeat_interval_s:
         yield (
@@ -453,7 +453,7 @@ def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _check_names(root: Located, problems: Problems) -> None:
-    """What the file may not say itself, and names that would meet in Dagster."""
+    """Report keys that the file may not set, and names that would collide in Dagster."""
     if (own := root.get("file")) is not None:
         problems.add(
             own.line,
@@ -495,7 +495,7 @@ def _place_problem(text: str) -> str | None:
 
 
 def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...], str]:
-    """One error of pydantic's as line, key and our own words."""
+    """Convert one error of pydantic to line, key and Stillstate's message."""
     # "[key]" and the names of trigger kinds are pydantic's, not places in the file.
     loc = tuple(part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("[")))
     place, missing = root.find(loc)
@@ -519,7 +519,7 @@ def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...],
 
 
 def _unknown_key(loc: tuple[Key, ...]) -> str:
-    """`unknown key`, with the keys that the place has."""
+    """Return `unknown key`, with the keys that the place has."""
     group = group_at(Spec, loc[:-1])
     if group is MaterializationSpec and loc[-1] == "enabled":
         return "unknown key; it is `by: driver` or `by: nobody` now"

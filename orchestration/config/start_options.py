@@ -1,4 +1,4 @@
-"""What a run is started with, as the command line, Dagster and launchers hand it on to the driver."""
+"""The options that a run is started with, as the command line, Dagster and launchers pass them on to the driver."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["AS_IT_IS", "StartOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """Nothing is a run that goes on as the job was, if nobody else has it.
+    """Options of a start. By default the job continues as it was, unless another driver has it.
 
     Attributes:
         takeover: take the job from a driver that still runs; it is fenced.
         until_idle: process the input that is there, then finish.
-        allow_dropped_state: although the pipeline has some operators or states of the newest snapshot no longer.
+        allow_dropped_state: although the pipeline no longer has some operators or states of the newest snapshot.
         allow_drained: although the newest snapshot was drained.
-        drop_inflight: give up the rows that are in flight.
+        drop_inflight: discard the rows that are in flight.
         take_output: write to output folders that belong to another root of the job.
         begin: at which snapshot.
     """
@@ -33,11 +33,11 @@ class StartOptions:
     begin: BeginAt = NEWEST
 
     def always(self) -> list[str]:
-        """On a driver's command line, also of a start in place that follows this one."""
+        """Return the driver's arguments that also hold for a restart in place after this start."""
         return ["--until-idle"] if self.until_idle else []
 
     def once(self) -> list[str]:
-        """The same, of this start only: another one that went back again would undo what came since."""
+        """Return the driver's arguments of this start only: a restart that went back again would undo later work."""
         return [
             *(["--takeover"] if self.takeover else []),
             *(["--allow-dropped-state"] if self.allow_dropped_state else []),

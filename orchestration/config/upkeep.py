@@ -1,4 +1,4 @@
-"""The sections of a job in `stillstate.yaml` that say when Dagster looks after it: savepoints, deletions, verification,
+"""The sections of a job in `stillstate.yaml` that schedule its upkeep by Dagster: savepoints, deletions, verification,
 drills, and the limits of checks."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class SavepointsSpec(SettingsGroup):
 
 
 class GarbageSpec(SettingsGroup):
-    """Collection of objects that nothing needs."""
+    """Collection of objects that no snapshot needs."""
 
     schedule: Schedule = "auto"
-    """When Dagster runs `collect_<job>`: `off`, `auto` (every six hours, each job at a time of its own), or a cron line
-    in UTC."""
+    """When Dagster runs `collect_<job>`: `off`, `auto` (every six hours, at a different time for each job), or a cron
+    line in UTC."""
     min_age_s: float = Field(default=86_400.0, ge=3600, le=366 * 86_400)
-    """Nothing younger is deleted, by Dagster and by `stillstate gc plan`."""
+    """Younger objects are not deleted, by Dagster and by `stillstate gc plan`."""
     deleted_share_max: float = Field(default=0.9, gt=0, le=1)
     """A plan that deletes a larger share of the objects, and more than a thousand, is stopped by its check."""
     timeout_s: RunTimeoutS = 6 * 3600.0
@@ -40,7 +40,7 @@ class GarbageSpec(SettingsGroup):
 
 
 class VerificationSpec(SettingsGroup):
-    """Reading again what is stored."""
+    """Reading the stored data again."""
 
     sample: Schedule = "auto"
     """When Dagster reads a share of the files: `off`, `auto` (every night), or a cron line in UTC."""

@@ -1,8 +1,8 @@
 """YAML with the place of every value, so that each error can name file, line and key.
 
-Only plain data is read: mappings, lists and scalars. Tags that would construct objects, merge keys and
-duplicate keys are errors, and every bound below is checked before a value is kept (a small file of nested
-aliases can otherwise expand to gigabytes).
+Only plain data is read: mappings, lists and scalars. Tags that would construct objects, merge keys and duplicate keys
+are errors, and every bound below is checked before a value is kept (a small file of nested aliases can otherwise expand
+to gigabytes).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True)
 class Located:
-    """A value and where it stands. `path` is where it was written: for a default, below `defaults`."""
+    """A value and its place. `path` is where it was written: for a default, below `defaults`."""
 
     value: Scalar | list[Located] | dict[str, Located]
     line: int
     path: tuple[Key, ...]
 
     def plain(self) -> Plain:
-        """The value without its places."""
+        """Return the value without its places."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -51,11 +51,11 @@ class Located:
         return self.value
 
     def get(self, key: str) -> Located | None:
-        """The child under `key`, or None (also when this is not a mapping)."""
+        """Return the child under `key`, or None (also when this is not a mapping)."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def find(self, path: tuple[Key, ...]) -> tuple[Located, tuple[Key, ...]]:
-        """The deepest existing value on the way along `path`, and the rest that does not exist."""
+        """Return the deepest existing value on the way along `path`, and the rest that does not exist."""
         here = self
         for depth, key in enumerate(path):
             child: Located | None = None
@@ -69,7 +69,7 @@ class Located:
         return here, ()
 
     def merged_over(self, base: Located) -> Located:
-        """This value with the keys that only `base` has; mappings merge at every depth, all else replaces."""
+        """Return this value with the keys that only `base` has; mappings merge at every depth, all else replaces."""
         if not isinstance(self.value, dict) or not isinstance(base.value, dict):
             return self
         merged = dict(base.value)
@@ -78,7 +78,7 @@ class Located:
         return Located(merged, self.line, self.path)
 
     def mapped(self, change: Callable[[Located], Scalar]) -> Located:
-        """The same tree with every scalar replaced by `change(scalar)`."""
+        """Return the same tree with every scalar replaced by `change(scalar)`."""
         if isinstance(self.value, dict):
             return Located({k: c.mapped(change) for k, c in self.value.items()}, self.line, self.path)
         if isinstance(self.value, list):
@@ -86,7 +86,7 @@ class Located:
         return Located(change(self), self.line, self.path)
 
     def with_child(self, key: str, child: Located) -> Located:
-        """A copy of this mapping with one child replaced."""
+        """Return a copy of this mapping with one child replaced."""
         if not isinstance(self.value, dict):
             raise TypeError("only a mapping has named children")
         return Located({**self.value, key: child}, self.line, self.path)
@@ -94,17 +94,17 @@ class Located:
 
 @dataclass
 class Problems:
-    """Everything wrong with one file, collected so that the reader fixes it in one go."""
+    """All problems of one file, collected so that the user can fix them at once."""
 
     file: Path
     found: dict[tuple[int, str, str], None] = field(default_factory=dict)
 
     def add(self, line: int, path: tuple[Key, ...], message: str) -> None:
-        """Note one problem; the same one (a default that several jobs inherit) is kept once."""
+        """Note one problem; a repeated one (a default that several jobs inherit) is kept once."""
         self.found.setdefault((line, dotted(path), message))
 
     def has(self, line: int, path: tuple[Key, ...]) -> bool:
-        """Whether something is already known to be wrong with this key."""
+        """Whether a problem of this key is already known."""
         return any((line, dotted(path)) == (known, key) for known, key, _ in self.found)
 
     def __iter__(self) -> Iterator[str]:
@@ -212,7 +212,7 @@ class _Reader:
                 self._problems.add(line, (*path, key), f"the same key is already in line {first}; remove one")
                 continue
             value = self.read(value_node, (*path, key))
-            # The line of the key, not of the value: a mapping's own mark is where its first child stands.
+            # The line of the key, not of the value: a mapping's own mark is the place of its first child.
             read[key] = Located(value.value, line, value.path)
         return read
 

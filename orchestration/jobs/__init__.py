@@ -1,5 +1,5 @@
-"""Dagster jobs: for each streaming job one to start, one to stop, one to recover and one to migrate its driver,
-and one to fold its changelog."""
+"""Dagster jobs: for each streaming job, those that start, stop, recover and migrate its driver, and fold its
+changelog."""
 
 from stillstate.orchestration.jobs.alive_check import build_alive_check
 from stillstate.orchestration.jobs.materialize import FoldJobs, build_fold_jobs

@@ -1,5 +1,5 @@
-"""One look at a job for the recovery sensor and for the check `driver_alive`: how its driver is, what is planned, and
-what a person is told. The sensor publishes the check; a person may also run it."""
+"""One look at a job for the recovery sensor and for the check `driver_alive`: the driver's health, the planned
+recovery, and the text for people. The sensor publishes the check; a person may also run it."""
 
 from dataclasses import dataclass, replace
 
@@ -26,10 +26,10 @@ __all__ = ["AliveLook", "alive_of_stream", "alive_spec", "build_alive_check", "j
 
 @dataclass(frozen=True, kw_only=True)
 class AliveLook:
-    """What one look showed.
+    """The result of one look.
 
     Attributes:
-        status: the newest heartbeat; None if there is none, or it could not be read.
+        status: the newest heartbeat; None if the job has no heartbeat, or it could not be read.
         plan: of the recovery, if one is needed and may be planned.
         progress: the job's progress marker, if a recovery is planned.
         unreachable_since_s: wall clock; None if the store answered.
@@ -51,12 +51,12 @@ def judge_look(
     unreachable_since_s: float | None = None,
     well_term: int = 0,
 ) -> AliveLook:
-    """Plan and judge by what a look at the store has shown; asks no store, and requests nothing.
+    """Judge the result of a look at the store, and plan the recovery; read no store, and request nothing.
 
     Args:
-        well_term: the run that the look before this one found well; 0: none. It stays so, also if it works on its
-            first rows now after its source was quiet.
-        unreachable_since_s: what the look before this one found.
+        well_term: the run that the previous look found well; 0: none. It stays well, also if it now works on its first
+            rows after its source was quiet.
+        unreachable_since_s: the value that the previous look returned.
     """
     recovery = job.recovery
     seen = None if isinstance(look, NoLook) else look.seen
@@ -90,7 +90,7 @@ def judge_look(
 
 
 def _trouble(look: Look | NoLook, now_s: float, before_s: float | None) -> tuple[str, float | None]:
-    """Why nothing was seen, and since when the store does not answer."""
+    """Return why nothing was seen, and since when the store does not answer."""
     if not isinstance(look, NoLook):
         return "", None
     if look.why == "failed" and not isinstance(look.error, Unavailable):
@@ -99,8 +99,8 @@ def _trouble(look: Look | NoLook, now_s: float, before_s: float | None) -> tuple
 
 
 def _is_unproven(look: Look, status: RunStatus, well_term: int) -> bool:
-    """Whether a run that something and not somebody started has not shown yet that it can commit, as recoveries wait
-    for it: by a checkpoint, or by a source that has nothing new."""
+    """Whether a run that was started automatically, not by a person, has not yet shown that it can commit. A recovery
+    waits for the same proof: a checkpoint, or a source that has nothing new."""
     if not status.cause or status.quiet or status.term == well_term or look.trouble is not None:
         return False
     return look.head is None or look.head.kind != "checkpoint" or look.head.term < status.term
@@ -115,11 +115,11 @@ def _wants_recovery(job: JobSpec, seen: Observation) -> bool:
 
 
 def _loss(look: Look, status: RunStatus) -> tuple[int, Loss]:
-    """Where the job stands, and what was lost."""
+    """Return the job's progress, and the loss."""
     try:
         progress, kind = look.progress(), status.error_kind
     except CorruptData as error:
-        # Nobody knows where it stands; what a recovery run then does is to say what could be gone back to.
+        # The progress is unknown; the recovery run then reports the snapshots that the job could go back to.
         progress, kind = 0, error.kind
     return progress, Loss(
         term=status.term,
@@ -131,7 +131,7 @@ def _loss(look: Look, status: RunStatus) -> tuple[int, Loss]:
 
 
 def last_words(stillstate: StillstateResource, spec: Spec, job: JobSpec, look: AliveLook) -> tuple[str, str]:
-    """The driver's log and its end, for a job that is not well; empty if there is none here."""
+    """Return the driver's log and its end, for a job that is not well; empty if this machine has no log."""
     if look.status is None or look.alive.level == "ok":
         return "", ""
     found = stillstate.launcher(spec, job).last_words(look.status)
@@ -139,12 +139,12 @@ def last_words(stillstate: StillstateResource, spec: Spec, job: JobSpec, look: A
 
 
 def build_alive_check(mount: Mount, job: JobSpec) -> dg.AssetChecksDefinition:
-    """The check that a person may run; the sensor evaluates it on every change and once an hour."""
+    """Build the check that a person may run; the sensor evaluates it on every change and once an hour."""
     return stream_check(mount, job.name, alive_spec(mount, job.name), alive_of_stream)
 
 
 def alive_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
-    """The check `driver_alive` of a stream."""
+    """Return the spec of a stream's check `driver_alive`."""
     return dg.AssetCheckSpec(
         ALIVE_CHECK,
         asset=mount.stream(name),

@@ -1,4 +1,4 @@
-"""The checks of a job that have a limit, as a person runs them; the sensor `stillstate_checks` does it too."""
+"""The checks of a job that have a limit, as a person runs them; the sensor `stillstate_checks` evaluates them too."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -27,7 +27,7 @@ def stream_check(
     spec: dg.AssetCheckSpec,
     evaluate: Callable[[dg.AssetCheckExecutionContext, Mount, str], dg.AssetCheckResult],
 ) -> dg.AssetChecksDefinition:
-    """One check of one stream, as a person runs it."""
+    """Build one check of one stream that a person can run."""
 
     @dg.asset_check(
         asset=spec.asset_key,
@@ -42,12 +42,12 @@ def stream_check(
 
 
 def check_key(mount: Mount, job: str, check: CheckName) -> dg.AssetKey:
-    """The asset that a check is about."""
+    """Return the asset that a check is about."""
     return mount.savepoints(job) if check == "savepoint_recent" else mount.checkpoints(job)
 
 
 def check_specs(mount: Mount, job: JobSpec) -> list[dg.AssetCheckSpec]:
-    """The checks of a job that have a limit."""
+    """Return the checks of a job that have a limit."""
     return [
         dg.AssetCheckSpec(check, asset=check_key(mount, job.name, check), description=_DESCRIPTIONS[check])
         for check in limits_of(job)
@@ -55,7 +55,7 @@ def check_specs(mount: Mount, job: JobSpec) -> list[dg.AssetCheckSpec]:
 
 
 def build_checks(mount: Mount, job: JobSpec) -> dg.AssetChecksDefinition | None:
-    """The checks of a job; None if none has a limit."""
+    """Build the checks of a job; None if no check has a limit."""
     name, limits = job.name, limits_of(job)
     if not limits:
         return None
@@ -77,7 +77,7 @@ def check_stream(
     """Judge a stream by its limits.
 
     Args:
-        limits: the checks that are asked for.
+        limits: the requested checks.
     """
     stillstate = stillstate_of(context, mount)
     with typed_failures():
@@ -93,7 +93,7 @@ def check_stream(
 
 
 def result_of(seen: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
-    """An event that needs no run, as the result of one."""
+    """Convert an event that needs no run to the result of a run."""
     return dg.AssetCheckResult(
         asset_key=seen.asset_key,
         check_name=seen.check_name,
@@ -105,7 +105,7 @@ def result_of(seen: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
 
 
 def evaluation_of(mount: Mount, job: str, judged: Judged) -> dg.AssetCheckEvaluation:
-    """A verdict as Dagster stores it: over the limit is an error, nothing known a warning."""
+    """Convert a verdict to Dagster's form: over the limit is an error, an unknown value a warning."""
     return dg.AssetCheckEvaluation(
         asset_key=check_key(mount, job, judged.check),
         check_name=judged.check,

@@ -1,7 +1,8 @@
-"""Retention and garbage collection in Dagster: plan → check that blocks → apply of that very plan.
+"""Retention and garbage collection in Dagster: plan → check that blocks → apply of that same plan.
 
-The plan's step keeps the plan under its digest and says the digest in its materialization; the check and the step that
-deletes read it from there. So nothing is executed but what was shown and checked, whatever else is planned meanwhile.
+The plan's step keeps the plan under its digest and puts the digest into its materialization; the check and the step
+that deletes read it from there. So only the plan that was shown and checked is executed, even if other plans are made
+meanwhile.
 """
 
 from collections.abc import Iterator
@@ -56,11 +57,11 @@ DELETION_TEXTS: Final[dict[Kind, str]] = {
 
 
 class PlanConfig(dg.Config):
-    """How to plan. All of it is of retention.
+    """How to plan. All fields belong to retention.
 
     Attributes:
         deleted_share_max: the share of the snapshots that this plan may delete; 0 takes the file's.
-        keep_last … keep_tags: rules of this plan; if any is given, they count and not those of the file.
+        keep_last … keep_tags: rules of this plan; if any is given, they replace those of the file.
     """
 
     deleted_share_max: float = 0.0
@@ -74,7 +75,7 @@ class PlanConfig(dg.Config):
     keep_tags: list[str] = []
 
     def policy(self, job: JobSpec) -> RetentionPolicy | None:
-        """The rules of this plan; None: those of the file.
+        """Return the rules of this plan; None: those of the file.
 
         Raises:
             InvalidConfiguration: one is out of its bounds.
@@ -94,17 +95,17 @@ class PlanConfig(dg.Config):
 
 
 class ApplyConfig(dg.Config):
-    """What to execute.
+    """Which plan to execute.
 
     Attributes:
-        digest: of a plan of an earlier run that somebody has looked at; empty: the plan of this run.
+        digest: of a plan of an earlier run that a person has reviewed; empty: the plan of this run.
     """
 
     digest: str = ""
 
 
 def build_deletion_jobs(mount: Mount, job: JobSpec, kind: Kind) -> UpkeepJob:
-    """`retain_<job>` or `collect_<job>` with its assets, its check and its schedule."""
+    """Build `retain_<job>` or `collect_<job>` with its assets, its check and its schedule."""
     planned, check, applied = _planned(mount, job, kind), _check(mount, job, kind), _applied(mount, job, kind)
     section = job.retention if kind == "retention" else job.garbage
     period: Period = "night" if kind == "retention" else "six_hours"
@@ -158,7 +159,7 @@ def _applied(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetsDefinition:
 
 
 def safe_spec(mount: Mount, name: str, kind: Kind) -> dg.AssetCheckSpec:
-    """The check that a plan of a stream's must pass before it is executed."""
+    """Return the spec of the check that a stream's plan must pass before it is executed."""
     return dg.AssetCheckSpec(
         _CHECKS[kind],
         asset=mount.planned(name, kind),
@@ -175,7 +176,7 @@ def _deletions(
     if kind == "retention":
         asked = config or PlanConfig()
         share_max = asked.deleted_share_max or None
-        # Too large a share is shown too, and stopped by the check.
+        # A plan that deletes too large a share is shown too; the check stops it.
         return Retaining.of_job(job, root, actor, policy=asked.policy(job), share_max=share_max, refuse=False)
     return Collecting.of_job(job, root, actor)
 
@@ -183,7 +184,7 @@ def _deletions(
 def plan_stream(
     context: dg.AssetExecutionContext, mount: Mount, name: str, kind: Kind, config: PlanConfig
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Plan what is deleted of a stream, and keep the plan; nothing of a stream that was never started."""
+    """Plan the deletions of a stream, and keep the plan; do nothing for a stream that was never started."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         now = stillstate.spec().job(name)
@@ -205,10 +206,10 @@ def check_plan(
     kind: Kind,
     digest: str = "",
 ) -> dg.AssetCheckResult:
-    """Look at a plan of a stream's against the store.
+    """Check a stream's plan against the store.
 
     Args:
-        digest: of the plan; empty: the one that this run made.
+        digest: of the plan; empty: the plan of this run.
     """
     stillstate = stillstate_of(context, mount)
     key = mount.planned(name, kind)
@@ -230,11 +231,11 @@ def check_plan(
 def apply_plan(
     context: dg.AssetExecutionContext, mount: Mount, name: str, kind: Kind, asked: str, made: str = ""
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Delete what a plan of a stream's says.
+    """Execute a stream's plan.
 
     Args:
-        asked: digest of a plan that somebody has looked at; empty: the plan of this run.
-        made: digest of the plan of this run, where the caller knows it.
+        asked: digest of a plan that a person has reviewed; empty: the plan of this run.
+        made: digest of the plan of this run, if the caller knows it.
     """
     stillstate = stillstate_of(context, mount)
     with typed_failures():
@@ -243,7 +244,7 @@ def apply_plan(
         digest = asked or made or _digest_of_run(context.instance, context.run, mount.planned(name, kind))
         plan = plan_of_run(now, deletions, digest)
         if asked:
-            # No check of this run has looked at it.
+            # No check of this run has seen the plan.
             _refuse(deletions.dangers(plan))
         if plan.is_empty:
             forget_plan(now, kind, digest)
@@ -268,10 +269,10 @@ def apply_plan(
 
 
 def _digest_of_run(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> str:
-    """The digest of the plan that this run made, or the run that it goes on with (re-executed from a failure).
+    """Return the digest of the plan of this run, or of the run that it re-executes from a failure.
 
     Raises:
-        InvalidConfiguration: it made none.
+        InvalidConfiguration: it made no plan.
     """
     mine = {run.run_id, run.root_run_id, run.parent_run_id}
     for record in instance.fetch_materializations(key, limit=_EVENTS_READ_MAX).records:
@@ -285,9 +286,10 @@ def _digest_of_run(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.Ass
 
 
 def _refuse(dangers: list[str]) -> None:
-    """
+    """Raise an error if a plan has dangers.
+
     Raises:
-        InvalidConfiguration: there are any.
+        InvalidConfiguration: it has any.
     """
     if dangers:
         raise InvalidConfiguration(f"{'; '.join(dangers[:_NAMED_MAX])}. Nothing was deleted; make a new plan")

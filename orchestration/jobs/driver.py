@@ -1,7 +1,7 @@
-"""Jobs that are about one driver, and those of them that start, stop and recover it.
+"""Jobs about one driver, and those of them that start, stop and recover it.
 
-Each is a single op over a plain function of the launcher. None of them relies on Dagster for safety: a driver
-that should not run is fenced by its term.
+Each is a single op over a plain function of the launcher. None relies on Dagster for safety: a driver that should not
+run is fenced by its term.
 """
 
 import inspect
@@ -78,7 +78,7 @@ class DriverWork:
     Attributes:
         text: for people; {} is the stream.
         act: does it, for the stream of a name.
-        config: what a run may be told.
+        config: the configuration of a run.
     """
 
     action: str
@@ -90,8 +90,8 @@ class DriverWork:
 def build_driver_job(
     mount: Mount, stillstate: StillstateResource, work: DriverWork, streams: Sequence[JobSpec]
 ) -> dg.JobDefinition:
-    """The Dagster job of one stream, or, where the mount's jobs are shared, of all: then a run is told which it is
-    about. Names are Dagster identifiers (`-` becomes `_`)."""
+    """Build the Dagster job of one stream or, where the mount's jobs are shared, of all: then a run's configuration
+    names its stream. Names are Dagster identifiers (`-` becomes `_`)."""
     name = "" if mount.is_shared else streams[0].name
     told = [c for c in (work.config, StreamConfig if mount.is_shared else None) if c is not None]
 
@@ -164,7 +164,7 @@ def recover_stream(
         return dg.Output(value, metadata=_metadata(value))
     note_recovered(context, done)
     metadata = {**_metadata(value), "log": dg.MetadataValue.path(done.launched.log)}
-    # An event of the stream too: whoever looks at that need not look for the run.
+    # Also an event of the stream, so that a reader of the stream need not search for the run.
     said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"
     context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
     return dg.Output(value, metadata=metadata)
@@ -198,11 +198,11 @@ def one_op_job(
     streams: Sequence[JobSpec],
     tags: Mapping[str, str],
 ) -> dg.JobDefinition:
-    """A job of one op.
+    """Build a job of one op.
 
     Args:
-        streams: those that it may be about: a run lasts as long as any of them allows.
-        tags: what is known before a run says which it is.
+        streams: those that a run may be about: a run lasts as long as the longest limit among them.
+        tags: known before a run names its stream.
     """
 
     @dg.job(
@@ -215,9 +215,9 @@ def one_op_job(
         tags={
             **tags,
             ACTION_TAG: action,
-            # A worker that hangs would otherwise keep the job's only slot for ever (see dagster.yaml).
+            # Otherwise a worker that hangs would keep the job's only slot for ever (see dagster.yaml).
             "dagster/max_runtime": str(max(runtime_max_s(action, stream) for stream in streams)),
-            # The recovery sensor is the only one that tries again; two mechanisms would start two drivers.
+            # Only the recovery sensor tries again; two mechanisms would start two drivers.
             "dagster/max_retries": "0",
         },
     )
@@ -228,11 +228,11 @@ def one_op_job(
 
 
 def runtime_max_s(action: str, job: JobSpec) -> int:
-    """How long Dagster lets a run go on."""
+    """Return how long Dagster lets a run continue."""
     there_s = job.launcher.start_timeout_s + job.launcher.stop_timeout_s
     more_s = {
         "recover": job.recovery.first_checkpoint_s + LOOK_FOR_DAMAGE_S,
-        # What is gone back to is read before.
+        # The snapshot to go back to is read first.
         "rollback": job.verification.timeout_s,
         # There and back, with a savepoint that is made and read.
         "migrate": there_s + job.recovery.first_checkpoint_s + job.savepoints.timeout_s + job.verification.timeout_s,
@@ -262,14 +262,14 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def stillstate_of(context: Any, mount: Mount) -> StillstateResource:
-    """The mount's resource, of any of Dagster's contexts."""
+    """Return the mount's resource from any of Dagster's contexts."""
     found: StillstateResource = getattr(context.resources, mount.resource)
     return found
 
 
 @contextmanager
 def typed_failures(on_error: Callable[[StillstateError], None] = lambda error: None) -> Iterator[None]:
-    """Our errors as a Dagster failure that reads like one and is not retried; `on_error` is told of them first."""
+    """Turn Stillstate's errors into a readable Dagster failure without a retry; `on_error` gets each error first."""
     try:
         yield
     except StillstateError as error:
@@ -282,10 +282,10 @@ def typed_failures(on_error: Callable[[StillstateError], None] = lambda error: N
 
 
 def tag_run(context: Any, tag: str, value: str) -> None:
-    """Give a run that a person launched the tag that requests of sensors and schedules come with.
+    """Give a run that a person launched the tag that sensors and schedules put on their runs.
 
-    From here on the queue counts it. Two that are launched by hand in the same moment may both begin: what keeps them
-    from doing harm is terms, records and plans on the store, not Dagster.
+    From here on the queue counts it. Two runs that people launch at the same moment may both begin: terms, records and
+    plans on the store keep them from doing harm, not Dagster.
     """
     if context.run.tags.get(tag) != value:
         add_tags(context.instance, context.run.run_id, {tag: value})

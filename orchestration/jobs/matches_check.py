@@ -1,5 +1,5 @@
-"""One look at jobs for the sensor `desired_state` and for the check `matches_configuration`: what they run with against
-what the file says. The sensor publishes the check; a person may also run it."""
+"""One look at jobs for the sensor `desired_state` and for the check `matches_configuration`: compares their effective
+settings with the file. The sensor publishes the check; a person may also run it."""
 
 from collections.abc import Mapping
 
@@ -23,11 +23,11 @@ from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 __all__ = ["Records", "build_matches_check", "matches_of_stream", "matches_spec", "read_records"]
 
 Records = Mapping[str, Migration | NoLook | None]
-"""What the last migration of each job has recorded; of those that need it for a judgement."""
+"""The record of each job's last migration, for the jobs that need it for a judgement."""
 
 
 def read_records(spec: Spec, looks: Seen[Look], stillstate: StillstateResource) -> Records:
-    """Read them as looks are made."""
+    """Read the records in the same way as looks are made."""
     wanted = [name for name, look in looks.found.items() if isinstance(look, Look) and needs_record(look.seen)]
     return stillstate.read(Reading(spec, wanted, "migration", _read, budget_s=looks.left_s)).found
 
@@ -37,12 +37,12 @@ def _read(job: JobSpec, catalog: Catalog) -> Migration | None:
 
 
 def build_matches_check(mount: Mount, job: JobSpec) -> dg.AssetChecksDefinition:
-    """The check that a person may run; the sensor evaluates it on every change and once a day."""
+    """Build the check that a person may run; the sensor evaluates it on every change and once a day."""
     return stream_check(mount, job.name, matches_spec(mount, job.name), matches_of_stream)
 
 
 def matches_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
-    """The check `matches_configuration` of a stream."""
+    """Return the spec of a stream's check `matches_configuration`."""
     return dg.AssetCheckSpec(
         MATCHES_CHECK,
         asset=mount.stream(name),

@@ -1,8 +1,8 @@
-"""The asset that folds a job's changelog in a Spark job of its own, the Dagster job and schedule that run it, and its
+"""The asset that folds a job's changelog in a separate Spark job, the Dagster job and schedule that run it, and its
 check.
 
-A run starts a Spark session through dagster-pyspark, folds, and stops it. It never touches the stream: the driver
-adopts the result with its next checkpoint, and a run that fails or dies costs the job nothing.
+A run starts a Spark session through dagster-pyspark, folds, and stops the session. It never touches the stream: the
+driver adopts the result with its next checkpoint, and a run that fails or dies costs the job nothing.
 """
 
 from collections.abc import Iterator
@@ -52,8 +52,8 @@ class FoldConfig(dg.Config):
     """How to fold.
 
     Attributes:
-        mode: auto gives a new base table to those parts of a state whose changes have grown large, minor to none, major
-            to all.
+        mode: auto writes a new base table for those parts of a state whose changes have grown large, minor for no part,
+            major for all.
     """
 
     mode: FoldMode = "auto"
@@ -61,7 +61,7 @@ class FoldConfig(dg.Config):
 
 @dataclass(frozen=True)
 class FoldJobs:
-    """What Dagster has for the materialization of one job."""
+    """The Dagster objects for the materialization of one job."""
 
     asset: dg.AssetsDefinition
     check: dg.AssetChecksDefinition
@@ -74,7 +74,7 @@ def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
     asset = _asset(mount, job)
     asset_job = dg.define_asset_job(
         mount.job_name("materialize", job.name),
-        # The check is a look at the past and would say nothing of this run.
+        # The check reads the past and says nothing about this run.
         selection=dg.AssetSelection.assets(asset).without_checks(),
         description=f"Fold the changelog of {job.name} into state tables, in a separate Spark job.",
         executor_def=dg.in_process_executor,  # one step: a second process would only cost a second start
@@ -95,11 +95,11 @@ def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
 
 
 def fold_tags(timeout_s: float) -> dict[str, str]:
-    """Tags of a run that folds."""
+    """Return the tags of a run that folds."""
     return {
         ACTION_TAG: "materialize",
         "dagster/max_runtime": str(int(timeout_s)),
-        # The sensor is the only one that tries again.
+        # Only the sensor tries again.
         "dagster/max_retries": "0",
     }
 
@@ -119,8 +119,7 @@ def _asset(mount: Mount, job: JobSpec) -> dg.AssetsDefinition:
 def fold_stream(
     context: dg.AssetExecutionContext, mount: Mount, name: str, mode: FoldMode
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Fold the changelog of a stream. Where the store says that there is nothing to fold, Spark is not started and
-    nothing comes of it."""
+    """Fold the changelog of a stream. If there is nothing to fold, do not start Spark and do not materialize."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         now = stillstate.spec().job(name)
@@ -142,8 +141,8 @@ def fold_stream(
 
 @contextmanager
 def _session(lazy: Any) -> Iterator[Any]:
-    """The session of a `LazyPySparkResource`, stopped at the end; one that this process had before is left to its
-    owner."""
+    """Yield the session of a `LazyPySparkResource` and stop it at the end; a session that this process had before is
+    left to its owner."""
     from pyspark.sql import SparkSession
 
     found = SparkSession.getActiveSession() is not None
@@ -158,7 +157,7 @@ def _session(lazy: Any) -> Iterator[Any]:
 
 
 def folds_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
-    """The check of a stream's materializations."""
+    """Return the spec of the check of a stream's materializations."""
     return dg.AssetCheckSpec(
         CHECK_NAME,
         asset=mount.materialized(name),
@@ -168,7 +167,7 @@ def folds_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
 
 
 def folds_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
-    """How the materializations of a stream go."""
+    """Judge the health of a stream's materializations."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         catalog = stillstate.catalog(stillstate.spec().job(name))
@@ -178,10 +177,10 @@ def folds_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: 
 
 
 def fold_evaluation(mount: Mount, job: str, health: FoldHealth, failed_runs: int) -> dg.AssetCheckEvaluation:
-    """The check's verdict.
+    """Return the check's verdict.
 
     Args:
-        health: what the store knows: failures of everybody who got as far as beginning.
+        health: from the store: failures of every fold that got as far as beginning.
         failed_runs: Dagster runs in a row that failed, also before they began (no Java, no store).
     """
     failed = max(health.failed_in_a_row, failed_runs)

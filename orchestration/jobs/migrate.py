@@ -1,8 +1,9 @@
-"""`migrate_<job>`: a planned migration of a streaming job. It shows its plan first, and is repeated safely: a run that
-finds one under way whose process is gone goes on with it. A run whose migration was taken back fails with the reason.
+"""`migrate_<job>`: a planned migration of a streaming job. It shows its plan first, and can be repeated safely: if a
+run finds a migration under way whose process is gone, it continues it. A run whose migration was taken back fails with
+the reason.
 
-With `fork_of` the job begins beside another one, with that one's state: a migration of the job that begins. Its record,
-whoever goes on with it, and what it takes turns with are that job's, so it needs no Dagster job of its own.
+With `fork_of` the job begins beside another one, with that one's state: this is a migration of the job that begins. Its
+record, its continuation and its turns among runs belong to that job, so it needs no separate Dagster job.
 """
 
 from typing import Any, Final, Literal
@@ -26,25 +27,25 @@ __all__ = ["MIGRATE", "MigrateConfig"]
 
 
 class MigrateConfig(dg.Config):
-    """What is to change; nothing: what the file says, or the migration that is under way.
+    """The wanted change; empty: the file's settings, or the migration that is under way.
 
     Attributes:
-        parallelism: 0: as it is.
-        backend: empty: as it is.
+        parallelism: 0: unchanged.
+        backend: empty: unchanged.
         from_snapshot: go back on the way to this snapshot (its id) or savepoint (its name).
         restart: also if nothing changes: for new code.
         move: to the store that the file has in `migration.to_store`.
-        fork_of: begin beside this job, with its state; of a job that has no snapshot yet. Beside it only `fork_at`,
+        fork_of: begin beside this job, with its state; for a job that has no snapshot yet. Beside it only `fork_at`,
             `timeout_s` and `verify` count.
         fork_at: with this snapshot (its id) or savepoint (its name) of that job; empty: with a savepoint that is made
             now, or its newest snapshot if it does not run.
-        checkpoints: that many of the new run must come.
-        timeout_s: within so long; 0: `recovery.first_checkpoint_s`.
+        checkpoints: number of checkpoints that the new run must make.
+        timeout_s: the time limit for them; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
-        resume: go on with the migration that is under way, and do nothing if there is none.
-        acknowledge: do nothing; that this run succeeds ends the trouble of one that failed (`notify`).
+        resume: continue the migration that is under way; do nothing if no migration is under way.
+        acknowledge: do nothing; the success of this run ends the trouble of a failed one (`notify`).
         if_term: only if this run of the driver is healthy and the file says the same; 0: in any case. The sensor
-            `stillstate_desired_state` asks so.
+            `stillstate_desired_state` sets it.
     """
 
     parallelism: int = 0
@@ -62,9 +63,10 @@ class MigrateConfig(dg.Config):
     if_term: int = 0
 
     def fork_request(self) -> ForkRequest | None:
-        """
+        """Return the requested fork.
+
         Raises:
-            InvalidConfiguration: a fork and something else are asked for.
+            InvalidConfiguration: a fork and another change are requested.
         """
         if not self.fork_of:
             if self.fork_at:
@@ -95,10 +97,10 @@ class MigrateConfig(dg.Config):
 def migrate_stream(
     context: dg.OpExecutionContext, config: MigrateConfig, mount: Mount, name: str
 ) -> dg.Output[dict[str, Any]]:
-    """Migrate a stream, or go on with a migration of it whose process died."""
+    """Migrate a stream, or continue a migration of it whose process died."""
 
     def show(plan: MigrationPlan | ForkPlan) -> None:
-        # An event of its own: the output of a run that fails is not there.
+        # A separate event: a run that fails has no output.
         context.log_event(
             dg.AssetObservation(
                 mount.stream(name),
@@ -141,7 +143,7 @@ def migrate_stream(
 
 
 def _value(name: str, done: Migration) -> dict[str, Any]:
-    """What came of a migration that was kept."""
+    """Return the output for a migration that was kept."""
     if done.fork_of:
         told: dict[str, Any] = {"outcome": "forked", "fork_of": done.fork_of, "fork_at": done.fork_at}
     else:
@@ -160,7 +162,7 @@ def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
 
 
 def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrator: Migrator, clock: Clock) -> None:
-    """What this run did, also if it ends with an error: the job may be back where it was, or stand at a step."""
+    """Show the steps of this run, also if it ends with an error: the job may be back at its savepoint, or at a step."""
     last = migrator.history[-1]
     _, *log = [line.strip() for line in migrator.failure.splitlines() if line.strip()] or [""]
     context.log_event(

@@ -15,13 +15,13 @@ __all__ = ["build_overview_check", "red_jobs"]
 
 
 def red_jobs(instance: dg.DagsterInstance, mount: Mount, names: Sequence[str]) -> set[str]:
-    """Jobs whose check `driver_alive` was an error when it was last evaluated; asks no store."""
+    """Return the jobs whose check `driver_alive` was an error when it was last evaluated; read no store."""
     keys = {dg.AssetCheckKey(mount.stream(name), ALIVE_CHECK): name for name in names}
     return {keys[key] for key, record in newest_evaluations(instance, list(keys)).items() if is_red(record)}
 
 
 def build_overview_check(mount: Mount, names: Collection[str]) -> dg.AssetChecksDefinition:
-    """The check of the jobs that this code location knows."""
+    """Build the check of the jobs that this code location knows."""
     spec = well_spec(mount)
 
     @dg.asset_check(

@@ -1,4 +1,4 @@
-"""Dagster's own record of our checks: what each said when it was last evaluated."""
+"""Dagster's own record of Stillstate's checks: the newest evaluation of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS_PER_QUERY: Final = 500
 
 
 def newest_evaluations(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]) -> dict[dg.AssetCheckKey, Any]:
-    """The newest evaluation of each check that has one, and is not being evaluated again."""
+    """Return the newest evaluation of each check that has one, and is not being evaluated again."""
     found: dict[dg.AssetCheckKey, Any] = {}
     for start in range(0, len(keys), KEYS_PER_QUERY):
         part = keys[start : start + KEYS_PER_QUERY]
@@ -28,12 +28,12 @@ def _has_evaluation(record: Any) -> bool:
 
 
 def evaluation_of_record(record: Any) -> dg.AssetCheckEvaluation:
-    """What a record of `newest_evaluations` says."""
+    """Return the evaluation in a record of `newest_evaluations`."""
     found: dg.AssetCheckEvaluation = record.event.dagster_event.event_specific_data
     return found
 
 
 def is_red(record: Any) -> bool:
-    """Whether that is an error, and no warning."""
+    """Whether the record is an error, not a warning."""
     evaluation = evaluation_of_record(record)
     return not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR

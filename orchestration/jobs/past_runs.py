@@ -1,4 +1,4 @@
-"""Dagster's own record of our runs: those that start, stop and recover drivers, and those that fold."""
+"""Dagster's own record of Stillstate's runs: those that start, stop and recover drivers, and those that fold."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["past_folds", "past_migrations", "past_runs"]
 
 FOLDS_READ_MAX: Final = 50
 MIGRATIONS_READ_MAX: Final = 500
-"""Of all jobs: one question for all of them."""
+"""Of all jobs: one query reads them for all jobs."""
 # The newest decide; the rest only keeps attempt numbers of one term apart.
 RUNS_READ_MAX: Final = 100
 
 
 def past_runs(instance: dg.DagsterInstance, tag: str) -> list[PastRun]:
-    """The newest runs that started, stopped or recovered a job's driver, newest first.
+    """Return the newest runs that started, stopped or recovered a job's driver, newest first.
 
     Args:
         tag: of the job (`Mount.tag`).
@@ -63,7 +63,7 @@ def _past_run(record: dg.RunRecord) -> PastRun:
 
 
 def past_folds(instance: dg.DagsterInstance, tag: str) -> list[FoldRun]:
-    """The newest runs that folded a job's changelog, newest first."""
+    """Return the newest runs that folded a job's changelog, newest first."""
     records = instance.get_run_records(dg.RunsFilter(tags={MATERIALIZE_TAG: tag}), limit=FOLDS_READ_MAX)
     return [_fold_run(record) for record in records]
 
@@ -80,7 +80,7 @@ def _fold_run(record: dg.RunRecord) -> FoldRun:
 
 
 def past_migrations(instance: dg.DagsterInstance) -> dict[str, list[PastMigration]]:
-    """The newest runs that migrated drivers, newest first, by the tag of the job (`Mount.tag`)."""
+    """Return the newest runs that migrated drivers, newest first, by the tag of the job (`Mount.tag`)."""
     filters = dg.RunsFilter(tags={ACTION_TAG: "migrate"})
     found: dict[str, list[PastMigration]] = {}
     for record in instance.get_run_records(filters, limit=MIGRATIONS_READ_MAX):

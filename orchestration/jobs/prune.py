@@ -1,4 +1,4 @@
-"""`stillstate_prune`: each night, what our streams left in Dagster's storage and is old is deleted."""
+"""`stillstate_prune`: each night, old data of Stillstate's streams in Dagster's storage is deleted."""
 
 from typing import Final
 
@@ -15,11 +15,11 @@ __all__ = ["build_prune_job"]
 _SCHEDULE: Final = "25 4 * * *"
 _ACTION: Final = "prune"
 _RUNTIME_MAX_S: Final = 3600
-"""It may be ended anywhere, and goes on in the next night."""
+"""It may be ended at any point, and continues in the next night."""
 
 
 def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
-    """The job and its schedule; one for all streams of a file."""
+    """Build the job and its schedule; one for all streams of a file."""
     streams, keep_days = list(spec.jobs), spec.dagster.keep_days
 
     @dg.op(name=mount.name("stillstate_prune_storage"), required_resource_keys={mount.resource})

@@ -1,5 +1,5 @@
-"""The run that brings a driver back: looks once more, decides where it goes on, starts it, and waits for its first
-checkpoint. It fails if that does not come, so that a job in a crash loop shows as failed runs."""
+"""The run that brings a driver back: it looks once more, decides where the driver continues, starts it, and waits for
+its first checkpoint. It fails if the checkpoint does not come, so a job in a crash loop shows as failed runs."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ __all__ = [
 ]
 
 DAMAGE_CHARS_MAX: Final = 1000
-"""Of what a run's tag says of a damage; every page that lists runs shows their tags."""
+"""Longest text of a damage in a run's tag; every page that lists runs shows their tags."""
 
 
 RECOVERY_CAUSE: Final = "recovery of term "
-"""How the cause of a run begins that a recovery started."""
+"""The beginning of the cause of a run that a recovery started."""
 
 
 class RecoverConfig(dg.Config):
     """Which failure to recover.
 
     Attributes:
-        term: the term that was lost; 0 takes the newest. A newer term means that somebody was faster.
-        from_snapshot: go back to this snapshot of the job's, whatever `recovery.fallback` says; 0: the newest. Also of
-            a job that was given up on. What the job has made since is read again; output that was published stays.
+        term: the term that was lost; 0 takes the newest. A newer term means that the job was already started again.
+        from_snapshot: go back to this snapshot of the job's, regardless of `recovery.fallback`; 0: the newest. Also
+            after recovery has abandoned the job. Later input of the job is read again; output that was published is
+            kept.
         from_savepoint: the same to a savepoint, by its name.
-        gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with it, so that whoever
-            is told of failed runs is told.
-        kind: of the error that ended the driver, as the sensor knows it; one that ended before it had a term has no
-            heartbeat that says so.
+        gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with this text, so that the
+            alerts for failed runs are sent.
+        kind: of the error that ended the driver, as the sensor knows it; a driver that ended before it had a term has
+            no heartbeat that reports it.
     """
 
     term: int = 0
@@ -68,7 +69,7 @@ class RecoverConfig(dg.Config):
 
 
 class GaveUp(StillstateError):
-    """A job is down and nothing brings it back by itself; the message says why and what to do.
+    """A job is down and does not come back by itself; the message gives the reason and the next step.
 
     Args:
         driver_exit_code: that of the driver whose failure led here.
@@ -83,12 +84,12 @@ class GaveUp(StillstateError):
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a recovery did.
+    """The result of a recovery.
 
     Attributes:
         launched: None if there was nothing to do.
-        explained: why it goes on at another snapshot than the newest, if it does.
-        restored_from: the snapshot that it goes on from, for people.
+        explained: why it continues from another snapshot than the newest, if it does.
+        restored_from: the snapshot that it continues from, for people.
         down_since_ms: the last heartbeat of the run that was lost.
         began_ms: when this recovery began.
     """
@@ -105,13 +106,13 @@ class Recovered:
 def recover_driver(
     context: dg.OpExecutionContext, config: RecoverConfig, stillstate: StillstateResource, name: str, launch: str
 ) -> Recovered:
-    """See the module.
+    """Bring a driver back; see the module.
 
     Args:
-        launch: what a person launches to do the same, in words.
+        launch: how a person launches the same recovery, in words.
 
     Raises:
-        GaveUp: that is what the run is for.
+        GaveUp: the run is to report that.
         CorruptData: the newest snapshot is damaged, and the policy leaves the choice to a person.
         LaunchFailed: the driver ended before its first checkpoint.
     """
@@ -122,7 +123,7 @@ def recover_driver(
     if config.gave_up:
         code = EXIT_OF_KIND.get(config.kind or ("" if seen.status is None else seen.status.error_kind), 1)
         raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}", code)
-    # Asked again here: between the sensor's tick and this run somebody may have started it.
+    # Checked again here: the job may have been started between the sensor's tick and this run.
     if seen.status is None or not (seen.health.needs_recovery or (_asked_for(config) is not None and _is_over(seen))):
         return Recovered(seen.health.reason)
     if config.term and seen.status.term != config.term:
@@ -135,7 +136,7 @@ def recover_driver(
     cause += f": {explained}" if explained else ""
     restored_from = _restored_from(stillstate.catalog(job), begin, job)
     context.log.info(f"it goes on from {restored_from}")
-    # It was just judged lost, so its last heartbeat must not turn the new driver away.
+    # It was just judged lost, so its last heartbeat must not make the new driver end.
     launched = launcher.start(StartOptions(takeover=True, begin=begin), cause=cause)
     context.log.info(f"term {launched.term} runs (process {launched.pid}, log {launched.log}); its checkpoint …")
     first = launcher.wait_for_checkpoint(launched, job.recovery.first_checkpoint_s)
@@ -152,7 +153,7 @@ def recover_driver(
 
 
 def _restored_from(catalog: Catalog, begin: BeginAt, job: JobSpec) -> str:
-    """The snapshot that the next run goes on from, and where it is."""
+    """Return the snapshot that the next run continues from, and where it is."""
     place = f"{redacted_location(job.store).rstrip('/')}/{job.name}"
     wanted = begin.from_snapshot
     if isinstance(wanted, str):
@@ -168,10 +169,10 @@ def _restored_from(catalog: Catalog, begin: BeginAt, job: JobSpec) -> str:
 
 
 def _asked_for(config: RecoverConfig) -> int | str | None:
-    """The snapshot, or the savepoint, that a person asked for; None if nobody did.
+    """Return the snapshot or the savepoint that a person requested; None without a request.
 
     Raises:
-        InvalidConfiguration: it cannot be one.
+        InvalidConfiguration: it cannot be a snapshot or a savepoint.
     """
     if config.from_snapshot < 0:
         raise InvalidConfiguration(f"from_snapshot {config.from_snapshot} is no snapshot; give the id of one")
@@ -181,7 +182,7 @@ def _asked_for(config: RecoverConfig) -> int | str | None:
 
 
 def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
-    """Let a later tick know with what the driver ended: it may have had no term to say so in."""
+    """Record the exit code of the driver for a later tick: the driver may have had no term to report it in."""
     code = error.driver_exit_code if isinstance(error, GaveUp) else error.exit_code
     add_tags(context.instance, context.run_id, {EXIT_TAG: str(code)})
 
@@ -199,7 +200,7 @@ def note_recovered(context: dg.OpExecutionContext, done: Recovered) -> None:
 
 
 def _is_over(seen: Observation) -> bool:
-    """A person who names a snapshot may also mean a job that stopped; never one that runs."""
+    """Whether the job stopped: a person who names a snapshot may also mean a stopped job, never one that runs."""
     return seen.health.standing == "ended"
 
 
@@ -227,7 +228,7 @@ def _where(
     chosen = decide_fallback(damage, job.recovery.fallback, launch)
     context.log.warning(chosen.explained)
     if chosen.is_refused:
-        # A later tick gives up with these words, and the overview shows them.
+        # A later tick gives this reason when it abandons the recovery, and the overview shows it.
         said = chosen.explained[:DAMAGE_CHARS_MAX]
         add_tags(context.instance, context.run_id, {DAMAGE_TAG: said})
         raise CorruptData(f"{job.name}: {chosen.explained}")
@@ -240,11 +241,11 @@ def _last_words(launcher: Launcher, seen: Observation) -> str:
 
 
 def recovered_value(name: str, done: Recovered) -> dict[str, Any]:
-    """The run's output, which is its metadata too."""
+    """Return the run's output, which is its metadata too."""
     if done.launched is None:
         return {"job": name, "outcome": "nothing to do", "reason": done.reason}
     launched, first = done.launched, done.first
-    # Dagster's page shows the first lines of a long event: what a person asks first comes first.
+    # Dagster's page shows only the first lines of a long event: the most wanted facts come first.
     return {
         "job": name,
         "outcome": "recovered",
@@ -263,7 +264,7 @@ def recovered_value(name: str, done: Recovered) -> dict[str, Any]:
 
 
 def _times(done: Recovered) -> dict[str, Any]:
-    """How long it took, and what was brought back, as far as its first checkpoint says so."""
+    """Return how long it took, and what was restored, as far as its first checkpoint says so."""
     first = done.first
     if first is None or not first.at_ms:
         return {}
@@ -280,5 +281,5 @@ def _times(done: Recovered) -> dict[str, Any]:
 
 
 def _seconds(from_ms: int, to_ms: int) -> float:
-    """Between two moments of two machines' clocks: never below nothing."""
+    """Return the seconds between two moments of two machines' clocks: never negative."""
     return rounded(max(0, to_ms - from_ms) / 1000)

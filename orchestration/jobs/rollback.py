@@ -1,5 +1,5 @@
-"""`rollback_<job>`: plan → check → apply of that very plan. A job that does not run goes back, in place, to an older
-snapshot or a savepoint of its own, and stays stopped. `recover_<job>` with `from_snapshot` goes back and starts it."""
+"""`rollback_<job>`: plan → check → apply of that same plan. A job that does not run goes back, in place, to an older
+snapshot or savepoint of the job, and stays stopped. `recover_<job>` with `from_snapshot` goes back and starts it."""
 
 from typing import Any, Final
 
@@ -18,11 +18,11 @@ __all__ = ["ROLLBACK", "RollbackConfig"]
 
 
 class RollbackConfig(dg.Config):
-    """Where to go back to, as `stillstate rollback` is told it.
+    """Where to go back to: the options of `stillstate rollback`.
 
     Attributes:
         to: @ID of a snapshot, or the name of a savepoint, as `stillstate snapshots` lists them.
-        reset: begin empty instead: no state, the input anew.
+        reset: begin empty instead: no state, the input again from its start.
         takeover: take the job from a driver that still runs; it is fenced and ends.
         verify: how much of the content is read before.
         plan_only: show the plan and the check, and change nothing.
@@ -49,7 +49,7 @@ def rollback_stream(
         place = own_place(catalog, config.to) if config.to else ""
         plan = plan_rollback(catalog, place, takeover=config.takeover, storage_options=job.storage_options)
         value = {**rollback_values(name, plan), "place": plan.place or "empty"}
-        # Events of their own: the output of a run that fails is not there.
+        # Separate events: a run that fails has no output.
         _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
         refuse_damaged(catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes"))
         if config.plan_only:

@@ -1,4 +1,4 @@
-"""`savepoint_<job>`: a savepoint by schedule, kept by the rules of retention; or one that a person asks for, kept until
+"""`savepoint_<job>`: a savepoint by schedule, kept by the rules of retention; or one that a person requests, kept until
 it is deleted, as `stillstate savepoint` makes it."""
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ __all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
 
 
 class SavepointConfig(dg.Config):
-    """What to make, as the options of `stillstate savepoint`. Where nothing is given: the schedule's, which is skipped
-    if nothing is new and goes by the rules of retention.
+    """What to make: the options of `stillstate savepoint`. Without options: the schedule's savepoint, which is skipped
+    if the job has nothing new and is kept by the rules of retention.
 
     Attributes:
         name: a-z, 0-9, _ and -; empty: the time.
@@ -32,8 +32,8 @@ class SavepointConfig(dg.Config):
         format: native, as the job writes it; or canonical, sorted Parquet tables.
         stop: then stop the job: no epoch follows the savepoint.
         drain: end the job's input first, so that all windows and event-time timers fire; then stop it.
-        drain_inflight: process the rows that are in flight first, so that the savepoint has none.
-        independent: write the bytes anew where a copy would be a hard link.
+        drain_inflight: process the rows that are in flight first, so that the savepoint has no rows in flight.
+        independent: write the bytes again where a copy would be a hard link.
     """
 
     name: str = ""
@@ -46,10 +46,10 @@ class SavepointConfig(dg.Config):
     independent: bool = False
 
     def wish(self) -> SavepointWish | None:
-        """None: nothing is given.
+        """Return the requested savepoint; None without options.
 
         Raises:
-            InvalidConfiguration: two things are given that exclude each other.
+            InvalidConfiguration: two options exclude each other.
         """
         if self.stop and self.drain:
             raise InvalidConfiguration("drain stops the job too; give one of stop and drain")
@@ -66,7 +66,7 @@ class SavepointConfig(dg.Config):
 
 
 def build_savepoint_job(mount: Mount, job: JobSpec) -> UpkeepJob:
-    """The job with its asset and schedule."""
+    """Build the job with its asset and schedule."""
     name = job.name
 
     @asset_of(savepoints_spec(mount, job), mount.resource)
@@ -88,7 +88,7 @@ def build_savepoint_job(mount: Mount, job: JobSpec) -> UpkeepJob:
 def savepoint_stream(
     context: dg.AssetExecutionContext, mount: Mount, name: str, config: SavepointConfig
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Make a savepoint of a stream; the schedule's is skipped where there is nothing new."""
+    """Make a savepoint of a stream; skip a scheduled one if the stream has nothing new."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         spec = stillstate.spec()

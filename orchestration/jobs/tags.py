@@ -1,4 +1,4 @@
-"""Run tags: how our runs find each other, and what `dagster.yaml` limits by; pure."""
+"""Run tags: Stillstate's runs find each other by them, and `dagster.yaml` limits runs by them; pure."""
 
 from typing import Final
 
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 MATERIALIZE_TAG: Final = "stillstate/materialize"
-"""Not JOB_TAG, of which one run goes at a time: a long fold must not keep a lost driver from being recovered."""
+"""Not JOB_TAG, of which one run goes at a time: a long fold must not delay the recovery of a lost driver."""
 UPKEEP_TAG: Final = "stillstate/upkeep"
-"""One retention, collection, verification or drill of a job at a time; beside its recovery, like the one above."""
+"""One retention, collection, verification or drill of a job at a time; parallel to its recovery, like the one above."""
 SAVEPOINT_TAG: Final = "stillstate/savepoint"
-"""One savepoint of a job at a time; not behind a verification that reads for hours."""
+"""One savepoint of a job at a time; it does not wait for a verification that reads for hours."""
 STREAM_TAGS: Final = (JOB_TAG, MATERIALIZE_TAG, UPKEEP_TAG, SAVEPOINT_TAG)
-"""Each run of ours about one job has one of them."""
+"""Each of Stillstate's runs about one job has one of them."""
 SLOTS_TAG: Final = "stillstate/slots"
 """A few of all jobs at a time, so that a recovery always finds a slot."""
 AFTER_TAG: Final = "stillstate/after-record"
@@ -55,20 +55,20 @@ ATTEMPT_TAG: Final = "stillstate/attempt"
 PROGRESS_TAG: Final = "stillstate/progress"
 STREAK_TAG: Final = "stillstate/streak"
 TARGET_TAG: Final = "stillstate/target"
-"""Of a migration that a sensor asked for: what it is to bring."""
+"""On a migration that a sensor requested: the target settings."""
 RESUMES_TAG: Final = "stillstate/resumes"
-"""Of a run that goes on with a migration that was cut: which."""
+"""On a run that continues an interrupted migration: which one."""
 EXIT_TAG: Final = "stillstate/exit-code"
-"""Put on a recovery run that failed: the exit code of the driver that it started."""
+"""On a failed recovery run: the exit code of the driver that it started."""
 
 KIND_TAG: Final = "stillstate/error-kind"
-"""Of a recovery run: the kind of the error that ended the driver."""
+"""On a recovery run: the kind of the error that ended the driver."""
 DAMAGE_TAG: Final = "stillstate/damage"
-"""Put on a recovery run that found the newest snapshot damaged and left the choice to a person: what it found."""
+"""On a recovery run that found the newest snapshot damaged and left the choice to a person: the damage."""
 LOST_TAG: Final = "stillstate/lost"
-"""Put on a recovery run that brought a driver back: what had become of the one before."""
+"""On a recovery run that brought a driver back: how the previous driver ended."""
 RESTORED_TAG: Final = "stillstate/restored-from"
-"""The same: the snapshot that it went on from."""
+"""The same: the snapshot that it continued from."""
 DOWN_TAG: Final = "stillstate/down"
 """The same: from the last heartbeat to the first checkpoint."""
 
@@ -79,17 +79,17 @@ def recovery_run_key(job: str, term: int, attempt: int) -> str:
 
 
 def give_up_run_key(job: str, term: int) -> str:
-    """One failure is given up once."""
+    """Return the run key with which the recovery of one failure is abandoned, once."""
     return f"{job}:{term}:gave-up"
 
 
 def give_up_run_tags(job: str, term: int) -> dict[str, str]:
-    """So that it is no attempt in a later tick's eyes."""
+    """Return tags that keep this run from counting as an attempt in a later tick."""
     return {JOB_TAG: job, ACTION_TAG: GIVE_UP, TERM_TAG: str(term)}
 
 
 def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: int, kind: str = "") -> dict[str, str]:
-    """What a later tick needs to know about this run."""
+    """Return the facts about this run that a later tick needs."""
     return {
         **({KIND_TAG: kind} if kind else {}),
         JOB_TAG: job,
@@ -102,25 +102,26 @@ def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: 
 
 
 def migration_run_key(job: str, term: int, target: str) -> str:
-    """One difference of one run of the driver, one migration."""
+    """Return the run key of one migration for one difference of one run of the driver."""
     return f"{job}:{term}:migrate:{target}"
 
 
 def migration_run_tags(job: str, term: int, target: str) -> dict[str, str]:
-    """What a later tick needs to know about this run."""
+    """Return the facts about this run that a later tick needs."""
     return {JOB_TAG: job, ACTION_TAG: "migrate", TERM_TAG: str(term), TARGET_TAG: target}
 
 
 def prune_tag(mount: Mount) -> str:
-    """In the place of a stream's name, of runs that prune Dagster's storage: they end and go as those of streams."""
+    """Return the tag that replaces a stream's name on runs that prune Dagster's storage: they end and are deleted like
+    those of streams."""
     return mount.name("stillstate_prune")
 
 
 def resume_run_key(job: str, uid: str, attempt: int) -> str:
-    """One attempt to go on with a migration."""
+    """Return the run key of one attempt to continue a migration."""
     return f"{job}:{uid}:resume:{attempt}"
 
 
 def resume_run_tags(job: str, uid: str, attempt: int) -> dict[str, str]:
-    """The same."""
+    """Return the tags of such a run."""
     return {JOB_TAG: job, ACTION_TAG: "migrate", RESUMES_TAG: uid, ATTEMPT_TAG: str(attempt)}

@@ -1,4 +1,4 @@
-"""What the Dagster jobs have in common that look after a job beside its stream: tags, schedules, an asset of a spec."""
+"""Common parts of the Dagster jobs that maintain a job beside its stream: tags, schedules, an asset of a spec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEPS_LOGGED: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class UpkeepJob:
-    """What Dagster has for one kind of work on one streaming job."""
+    """The Dagster objects for one kind of work on one streaming job."""
 
     job: Any  # an asset job is resolved by `Definitions`; Dagster does not export the class
     assets: tuple[dg.AssetsDefinition, ...] = ()
@@ -53,7 +53,7 @@ class LogsSteps:
 
 
 def upkeep_tags(action: str, timeout_s: float) -> dict[str, str]:
-    """Tags of a run: a few of all jobs at a time, and none before or instead of a recovery."""
+    """Return a run's tags: a few runs of all jobs at a time, and never before or instead of a recovery."""
     return {
         SLOTS_TAG: _SLOTS,
         ACTION_TAG: action,
@@ -72,16 +72,16 @@ def upkeep_job(
     tags: dict[str, str],
     schedules: Sequence[tuple[str, str, Period, dict[str, Any]]],
 ) -> tuple[Any, tuple[dg.ScheduleDefinition, ...]]:
-    """An asset job, and its schedules.
+    """Build an asset job, and its schedules.
 
     Args:
-        schedules: of each what is added to its name, its line in the file, the period of `auto`, and run configuration.
+        schedules: of each the suffix of its name, its line in the file, the period of `auto`, and run configuration.
     """
     made = dg.define_asset_job(
         mount.job_name(action, job.name),
         selection=selection,
         description=description,
-        executor_def=dg.in_process_executor,  # the steps hand on a plan; another process would only cost its start
+        executor_def=dg.in_process_executor,  # the steps pass on a plan; another process would only cost its start
         tags=tags,
     )
     found = []
@@ -103,10 +103,10 @@ def upkeep_job(
 
 
 def asset_of(spec: dg.AssetSpec, *resources: str) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """`@dg.asset` of a spec.
+    """Return `@dg.asset` for a spec.
 
     Args:
-        resources: keys of those that it needs.
+        resources: keys of the resources that it needs.
     """
     return dg.asset(
         key=spec.key,
@@ -123,15 +123,15 @@ def asset_of(spec: dg.AssetSpec, *resources: str) -> Callable[[Callable[..., Any
 
 
 def actor_of(stillstate: StillstateResource) -> Actor:
-    """This process."""
+    """Return this process as an actor."""
     return Actor(stillstate.clock(), SYSTEM_IDS, socket.gethostname(), os.getpid())
 
 
 def started(catalog: Catalog, log: Any) -> bool:
-    """Whether there is a job root; a schedule of a job that was never started has nothing to do, which is no failure.
+    """Whether the job has a root; a schedule of a job that was never started has nothing to do, which is no failure.
 
     Raises:
-        StoreUnavailable, CorruptManifest: that is not known.
+        StoreUnavailable, CorruptManifest: this cannot be determined.
     """
     try:
         catalog.job_info()

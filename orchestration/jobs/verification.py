@@ -1,5 +1,5 @@
 """`verify_<job>` with the check `intact`, and `drill_<job>` with the check `restorable`: both are checks of
-`<job>/checkpoints`, run by jobs of their own."""
+`<job>/checkpoints`, run by separate jobs."""
 
 from typing import Any, Final, Literal
 
@@ -37,7 +37,7 @@ LEVEL: Final = dg.Field(dg.Enum("Level", [dg.EnumValue("sample"), dg.EnumValue("
 
 
 def build_verify_job(mount: Mount, job: JobSpec) -> UpkeepJob:
-    """Reads again what is stored: a share of it nightly, all of it weekly."""
+    """Build the job that reads the stored data again: a share of it nightly, all of it weekly."""
     name = job.name
     spec = intact_spec(mount, name)
 
@@ -71,7 +71,7 @@ def _level(check: dg.AssetChecksDefinition, level: str) -> dict[str, Any]:
 
 
 def intact_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
-    """The check `intact` of a stream."""
+    """Return the spec of a stream's check `intact`."""
     return dg.AssetCheckSpec(
         INTACT,
         asset=mount.checkpoints(name),
@@ -83,7 +83,7 @@ def intact_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
 def verify_stream(
     context: dg.AssetCheckExecutionContext, mount: Mount, name: str, level: Literal["sample", "full"]
 ) -> dg.AssetCheckResult:
-    """Read again what a stream has stored."""
+    """Read a stream's stored data again."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         now = stillstate.spec().job(name)
@@ -98,7 +98,7 @@ def verify_stream(
             )
         except JobNotFound as error:
             return _nothing_known(mount, name, INTACT, error)
-    # What could not be reached says nothing about the data: no green, and no alarm of damage either.
+    # An unreachable object says nothing about the data: the check is not green, and no alarm of damage either.
     damaged = report.exit_code not in (0, 4)
     named = "; ".join(f"{f.kind}: {f.path}: {f.detail}" for f in report.findings[:_NAMED_MAX])
     unread = "" if report.complete else "the store did not answer any more, and not all was looked at; "
@@ -125,7 +125,7 @@ def verify_stream(
 
 
 def build_drill_job(mount: Mount, job: JobSpec) -> UpkeepJob:
-    """Restores the newest snapshot into a scratch folder, and compares."""
+    """Build the job that restores the newest snapshot into a scratch folder, and compares."""
     name = job.name
     restorable = stream_check(mount, name, restorable_spec(mount, name), drill_stream)
     made, schedules = upkeep_job(
@@ -141,7 +141,7 @@ def build_drill_job(mount: Mount, job: JobSpec) -> UpkeepJob:
 
 
 def restorable_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
-    """The check `restorable` of a stream."""
+    """Return the spec of a stream's check `restorable`."""
     return dg.AssetCheckSpec(
         RESTORABLE,
         asset=mount.checkpoints(name),
@@ -185,7 +185,7 @@ def drill_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str
 
 
 def _nothing_known(mount: Mount, name: str, check: str, error: Exception) -> dg.AssetCheckResult:
-    """Nothing to look at is not green: it warns, in words."""
+    """Return a warning: a stream with nothing to look at is not green."""
     return dg.AssetCheckResult(
         asset_key=mount.checkpoints(name),
         check_name=check,

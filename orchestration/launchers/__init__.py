@@ -1,4 +1,4 @@
-"""How a driver process comes to be and goes: one port, one adapter for each kind of cluster."""
+"""How a driver process is started and ended: one port, one adapter for each kind of cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def build_launcher(spec: Spec, job: JobSpec) -> Launcher:
-    """The launcher that the job's `launcher.kind` names."""
+    """Build the launcher that the job's `launcher.kind` names."""
     match job.launcher.kind:
         case "local":
             return LocalLauncher(spec.file, job)

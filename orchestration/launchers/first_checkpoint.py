@@ -1,4 +1,4 @@
-"""Waiting for what shows that a driver which was brought back is well: its first checkpoint."""
+"""Waits for the proof that a driver which was brought back is well: its first checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CHECKPOINTS_READ_MAX: Final = 100
 
 
 class Waiting:
-    """The look that is taken again and again at one driver.
+    """Looks at one driver again and again.
 
     Args:
         is_alive: what is known about its process.
         tail: the end of its log.
-        silent_s: a driver whose process nobody here can see has ended if its heartbeat stands still for so long.
-        monotonic_s: our own clock; that of another host is nothing to compare with.
+        silent_s: a driver whose process this host cannot see has ended if its heartbeat does not change for this long.
+        monotonic_s: this process's clock; another host's clock is not comparable.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Waiting:
         self._beat_seen_s = 0.0
 
     def look(self) -> FirstCheckpoint | None:
-        """One look; None: nothing is decided yet.
+        """Look once; None: nothing is decided yet.
 
         Raises:
             LaunchFailed: the driver ended without a checkpoint.
@@ -58,7 +58,7 @@ class Waiting:
                 return None
             made = self._checkpoints(status)
         except Unavailable:
-            return None  # a passing fault of the store says nothing about the driver
+            return None  # a temporary error of the store says nothing about the driver
         if made:
             first = made[0]
             return FirstCheckpoint(
@@ -80,13 +80,13 @@ class Waiting:
                 EXIT_OF_KIND.get(status.error_kind, 1),
             )
         if status.state == "running" and status.quiet:
-            # One heartbeat is enough: this run has asked its source, and nothing is due that it could fail at.
+            # One heartbeat is enough: this run has polled its source, and nothing is due at which it could fail.
             how = f"term {status.term} runs, and its source is quiet: it was asked, and has nothing new"
             return FirstCheckpoint(snapshot_id=None, how=how)
         return None
 
     def _fallen_silent(self, status: RunStatus, liveness: Liveness) -> str:
-        """What is to be said of a driver on another host that is not heard of any more; empty: it is."""
+        """Return a message about a driver on another host whose heartbeats have stopped; empty: they go on."""
         now_s = self._monotonic_s()
         if (status.term, status.at_ms) != self._beat:
             self._beat, self._beat_seen_s = (status.term, status.at_ms), now_s
@@ -96,8 +96,8 @@ class Waiting:
         return f"its last heartbeat was at {time_text(status.at_ms)}"
 
     def _checkpoints(self, status: RunStatus) -> list[Manifest]:
-        """Those of this run, or of the one after it, that there are by now, ascending: a shard without rows is restored
-        by a later one than the first. They are read only when the heartbeat names another snapshot."""
+        """Return the checkpoints of this run, or of the one after it, ascending: a shard without rows is restored by a
+        later one than the first. They are read only when the heartbeat names another snapshot."""
         if status.snapshot_id == self._read_id:
             return []
         newest = self._catalog.latest()
@@ -111,7 +111,7 @@ class Waiting:
             try:
                 manifest = self._catalog.manifest(snapshot_id)
             except MissingSnapshot:
-                break  # given up: retention keeps fewer than there were
+                break  # expired: retention keeps fewer snapshots than there were
             if manifest.kind != "checkpoint" or manifest.term < self._launched.term:
                 break
             found.insert(0, manifest)

@@ -1,4 +1,4 @@
-"""Drivers as processes of this machine, with a supervisor beside each, which starts it again in place."""
+"""Drivers as processes of this machine, each with a supervisor, which starts it again in place."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SUPERVISOR_MODULE: Final = "stillstate.orchestration.supervisor"
 
 
 class LocalLauncher(StoreLauncher):
-    """See `Launcher`.
+    """Implements `Launcher` with a process of this machine.
 
     Args:
         config: the configuration file, passed on to the driver.
-        command: what starts a driver, without the arguments `run JOB --config FILE …`.
+        command: the program that starts a driver, without the arguments `run JOB --config FILE …`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LocalLauncher(StoreLauncher):
         self._command = tuple(command)
 
     def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
-        # Its stderr is the log file already, so that even the death of Python itself leaves its words.
+        # Its stderr is the log file already, so that even the death of Python itself leaves its last output.
         driver = [*self._command, "run", self._job.name, "--config", str(self._config), "--log-file", "-"]
         driver += options.always()
         environment = {**self._environment(), CAUSE_ENV: cause}
@@ -84,7 +84,7 @@ class LocalLauncher(StoreLauncher):
             return False
         ours = [supervisor]
         with suppress(psutil.NoSuchProcess):
-            supervisor.suspend()  # so that it starts nothing between our look at its children and its end
+            supervisor.suspend()  # so that it starts nothing between this look at its children and its end
             ours += [child for child in supervisor.children() if child.pid != status.pid]
         for process in ours:
             with suppress(psutil.NoSuchProcess):
@@ -93,7 +93,8 @@ class LocalLauncher(StoreLauncher):
         return True
 
     def _supervised(self, driver: Sequence[str], once: Sequence[str]) -> list[str]:
-        """The command; `once` is for the first start: a restart that went back again would undo what came since."""
+        """Return the command. `once` is for the first start only: a restart that goes back again would undo later
+        work."""
         restarts = self._job.launcher.restarts
         if not restarts:
             return [*driver, *once]
@@ -103,7 +104,7 @@ class LocalLauncher(StoreLauncher):
 
 
 def _supervisor_of(status: RunStatus, job: str) -> psutil.Process | None:
-    """The process that would start the run's driver again, if it lives and its command line says so."""
+    """Return the process that would start the run's driver again, if it lives and its command line says so."""
     if not status.supervisor_pid:
         return None
     try:

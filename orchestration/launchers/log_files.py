@@ -1,4 +1,4 @@
-"""Log files of drivers: one for each run, in `launcher.log_dir`, the newest of a job kept."""
+"""Log files of drivers: one for each run, in `launcher.log_dir`; the newest of each job are kept."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = ["LOGS_KEPT", "new_log_file", "newest_log", "private_file", "redacted"
 LOG_LINES_SHOWN: Final = 20
 LOG_TAIL_BYTES: Final = 64 * 1024
 
-LOGS_KEPT: Final = 50  # of one job; a crash loop must not fill the disk with names
+LOGS_KEPT: Final = 50  # of one job; a crash loop must not fill the disk
 
 
 def new_log_file(job: JobSpec, clock: Clock, ids: Ids) -> IO[bytes]:
-    """A new file that only this user can read, opened for appending, unbuffered; older ones beyond `LOGS_KEPT` go.
+    """Create a file that only this user can read, opened for appending, unbuffered; delete older ones beyond
+    `LOGS_KEPT`.
 
     Raises:
         InvalidConfiguration: the folder cannot be written.
@@ -42,7 +43,7 @@ def new_log_file(job: JobSpec, clock: Clock, ids: Ids) -> IO[bytes]:
 
 
 def private_file(job: JobSpec, clock: Clock, ids: Ids, suffix: str) -> Path:
-    """A new empty file beside the logs that only this user can read; whoever makes it removes it.
+    """Create an empty file beside the logs that only this user can read; the caller removes it.
 
     Raises:
         InvalidConfiguration: the folder cannot be written.
@@ -58,7 +59,7 @@ def private_file(job: JobSpec, clock: Clock, ids: Ids, suffix: str) -> Path:
 
 
 def redacted(job: JobSpec, text: str) -> str:
-    """A text without the credentials of a job's stores, and without those in its Spark settings."""
+    """Return a text without the credentials of a job's stores, and without those in its Spark settings."""
     text = job.redact(text)
     for value in (*secret_values(job.spark.conf), *secret_values(job.launcher.conf)):
         text = text.replace(value, REDACTED) if len(value) >= SECRET_CHARS_MIN else text
@@ -66,7 +67,7 @@ def redacted(job: JobSpec, text: str) -> str:
 
 
 def newest_log(job: JobSpec) -> Path | None:
-    """The job's newest log; None if there is none, or the folder cannot be read."""
+    """Return the job's newest log; None if it has no log, or the folder cannot be read."""
     try:
         return max(_logs(Path(job.launcher.log_dir), job.name), default=None)
     except OSError:
@@ -74,7 +75,7 @@ def newest_log(job: JobSpec) -> Path | None:
 
 
 def tail(job: JobSpec, log: Path) -> str:
-    """The last lines of a log, without the credentials of the job's stores."""
+    """Return the last lines of a log, without the credentials of the job's stores."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
@@ -97,7 +98,7 @@ def _unwritable(job: JobSpec, folder: Path, error: OSError) -> InvalidConfigurat
 
 
 def _logs(folder: Path, job: str) -> list[Path]:
-    """Only names that we give ourselves, oldest first: they begin with the time."""
+    """Return the logs with Stillstate's own names, oldest first: the names begin with the time."""
     ours = re.compile(re.escape(job) + r"\.\d{8}T\d{6}\.[0-9a-f]{8}\.log\Z")
     return sorted(p for p in folder.iterdir() if ours.match(p.name))
 

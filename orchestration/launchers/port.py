@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 LOG_FOLLOWS: Final = "The end of its log"
-"""In a message about a driver: what is below and after it the driver has said itself, and may be long."""
+"""In a message about a driver: from this line on the text is the driver's own, and may be long."""
 
 Liveness = Literal["alive", "restarting", "dead", "unknown"]
 """What the operating system says about a driver's process; unknown on any host but its own. `restarting`: it is gone,
@@ -32,7 +32,7 @@ and its supervisor lives."""
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A driver that has claimed a term and says that it runs (or already finished)."""
+    """A driver that has claimed a term and reports that it runs (or already finished)."""
 
     job: str
     term: int
@@ -45,7 +45,7 @@ class Launched:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstCheckpoint:
-    """How a driver that was brought back went on.
+    """How a driver that was brought back continued.
 
     Attributes:
         snapshot_id: its first checkpoint; None if it made none.
@@ -79,13 +79,13 @@ class Stopped:
 
 
 class LaunchFailed(StillstateError):
-    """The driver ended, or did not get ready in time. `exit_code` is the driver's own, so scripts see the cause."""
+    """The driver ended, or did not get ready in time. `exit_code` is the driver's own: scripts see the cause."""
 
     kind = "launch-failed"
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
-        # An instance's code shadows the class's: what failed is the driver, for the reason that its code names.
+        # An instance's code shadows the class's: the driver failed, for the reason that its code names.
         self.exit_code = exit_code  # type: ignore[misc]
 
 
@@ -94,20 +94,20 @@ class StopTimedOut(Unavailable):
 
 
 class Launcher(Protocol):
-    """Start, stop and look at one job's driver. Safety never rests on this: terms decide who may write."""
+    """Start, stop and look at one job's driver. Safety never depends on this: terms decide which driver may write."""
 
     def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
         """Start a driver and wait until it runs.
 
-        What it begins with and is copied from elsewhere counts against the time that a start may take; a start that is
-        ended for it is finished by the next.
+        The copy of a snapshot of another root that the driver begins with counts against the time limit of the start;
+        if the start is ended for it, the next start finishes the copy.
 
         Args:
-            cause: why, if not because a person wants it; its heartbeat says so.
+            cause: why, if not because a person wants it; the driver's heartbeat reports it.
 
         Raises:
             JobAlreadyRunning: a live driver holds the job, and `takeover` is not among the options.
-            LaunchFailed: it ended or did not get ready; nothing of it is left running.
+            LaunchFailed: it ended or did not get ready; none of its processes is left running.
         """
         ...
 
@@ -121,12 +121,12 @@ class Launcher(Protocol):
         ...
 
     def is_alive(self, status: RunStatus) -> Liveness:
-        """What is known about the process of a run."""
+        """Return what is known about the process of a run."""
         ...
 
     def wait_for_checkpoint(self, launched: Launched, timeout_s: float) -> FirstCheckpoint:
-        """Wait until a driver that was started has made a checkpoint, or shown that its source is quiet, or ended well.
-        After `timeout_s` it is let be: it lives.
+        """Wait until a started driver has made a checkpoint, has shown that its source is quiet, or has ended well.
+        After `timeout_s` it is left running: it lives.
 
         Raises:
             LaunchFailed: it ended before; the message has the end of its log.
@@ -134,9 +134,10 @@ class Launcher(Protocol):
         ...
 
     def last_words(self, status: RunStatus) -> LastWords | None:
-        """The end of the newest log of the job, if the run was on this host and there is one."""
+        """Return the end of the newest log of the job, if the run was on this host and the job has a log."""
         ...
 
     def end_lost(self, status: RunStatus) -> str:
-        """Kill what is left of a lost run, if it is certainly ours and here; one line that says what was done."""
+        """Kill the remaining processes of a lost run, if they are certainly its own and on this host; return one line
+        that reports it."""
         ...

@@ -1,4 +1,4 @@
-"""Processes of this host: whether the one that a run names still lives, and whether it is certainly that run's."""
+"""Processes of this host: whether the one that a run names still lives, and certainly belongs to that run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CREATED_AFTER_CLAIM_MAX_S: Final = 2.0
 
 
 def process_of(status: RunStatus, job: str) -> psutil.Process | None:
-    """The process of a run on this host, if it lives and its command line says that it drives this job.
+    """Return the process of a run on this host, if it lives and its command line says that it drives this job.
 
-    The stricter question, asked before a signal is sent: process ids are used again.
+    The stricter check, made before a signal is sent: process ids are reused.
     """
     process = living(status.pid, status.started_at_ms)
     if process is None:
@@ -35,8 +35,8 @@ def process_of(status: RunStatus, job: str) -> psutil.Process | None:
 
 
 def living(pid: int, known_ms: int) -> psutil.Process | None:
-    """The process that had an id on this host at a known moment, as when its run began, if it still runs. One that was
-    created later was given the id after its end."""
+    """Return the process that had an id on this host at a known moment, such as the beginning of its run, if it still
+    runs. A process that was created later has reused the id."""
     try:
         process = psutil.Process(pid)
         if is_over(process):
@@ -45,31 +45,31 @@ def living(pid: int, known_ms: int) -> psutil.Process | None:
     except psutil.NoSuchProcess:
         return None
     except psutil.AccessDenied:
-        return process  # it exists, and that is all we may know; whoever sends a signal asks `process_of`
+        return process  # it exists; no more can be known; `process_of` is called before a signal is sent
     return process if created_s <= known_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S else None
 
 
 def is_running(pid: int, known_ms: int) -> bool:
-    """Whether such a process may still run: also if there is one that we cannot look at."""
+    """Whether such a process may still run: also if a process of this id cannot be examined."""
     return living(pid, known_ms) is not None or is_hidden(pid)
 
 
 def is_owner_gone(record: Migration) -> bool:
-    """Whether the process that recorded a step was one that would be seen here, and has ended. Another container may
-    have this host's name: of a process whose space is not known, or another one, nothing is certain."""
+    """Whether the process that recorded a step would be visible here, and has ended. Another container may have this
+    host's name: if the process space is unknown or another one, nothing is certain."""
     host, _, pid = record.owner.rpartition(":")
     is_near = host == socket.gethostname() and record.owner_space != "" and record.owner_space == process_space()
     return is_near and pid.isdigit() and not is_running(int(pid), record.at_ms)
 
 
 def is_hidden(pid: int) -> bool:
-    """Whether there is a process of that id which we cannot look at: /proc may hide those of other users (`hidepid`).
-    Then not to see it does not say that it has ended."""
+    """Whether a process of that id exists which this one cannot examine: /proc may hide those of other users
+    (`hidepid`). Then a process that is not visible has not necessarily ended."""
     try:
         psutil.Process(pid)
     except psutil.NoSuchProcess:
         try:
-            os.kill(pid, 0)  # no signal: only whether one could be sent
+            os.kill(pid, 0)  # no signal is sent: this only checks whether one could be
         except ProcessLookupError:
             return False
         except PermissionError:
@@ -81,5 +81,5 @@ def is_hidden(pid: int) -> bool:
 
 
 def is_over(process: psutil.Process) -> bool:
-    """Whether it has ended, also if nobody has collected its exit code yet: it will never write again."""
+    """Whether it has ended, also if its parent has not collected its exit code yet: it will never write again."""
     return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

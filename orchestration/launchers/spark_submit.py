@@ -1,7 +1,7 @@
 """Drivers that `spark-submit` starts: on this machine (client mode), or in a cluster (cluster mode).
 
-A driver in the cluster is known by its heartbeat only: whether its process lives nobody here can say, its log is the
-cluster's, and what stops it is a request on the store. One of this machine is seen like a local one.
+A driver in the cluster is known by its heartbeat only: this host cannot tell whether its process lives, its log belongs
+to the cluster, and a request on the store stops it. A driver of this machine is seen like a local one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SUBMIT_CLASS: Final = "org.apache.spark.deploy.SparkSubmit"
 
 
 class SparkSubmitLauncher(StoreLauncher):
-    """See `Launcher`.
+    """Implements `Launcher` with `spark-submit`.
 
     Args:
-        config: the configuration file; one in the cluster gets it by `--files`.
+        config: the configuration file; a driver in the cluster gets it by `--files`.
         program: `spark-submit`; None: found when it is needed.
         python: runs a driver of this machine.
     """
@@ -76,12 +76,12 @@ class SparkSubmitLauncher(StoreLauncher):
                 cause=redacted(self._job, cause),
                 options=[*options.always(), *options.once()],
             )
-            # The program is a script, which takes the SPARK_HOME that it is in only if there is no other.
+            # The program is a script, which uses the SPARK_HOME that it is in only if the variable is not set.
             environment = {**self._environment(), "SPARK_HOME": str(Path(program).resolve().parents[1])}
             begun = self._begin(command, environment, before, leaves=in_cluster)
 
             def is_ours(status: RunStatus) -> bool:
-                # In the cluster it has a process that we know nothing of. Of two starts at once one is turned away.
+                # In the cluster its process is unknown here. Of two starts at the same time one is refused.
                 return in_cluster or (status.host == self._host and _is_of_session(status.pid, begun.process.pid))
 
             return self._wait_until_running(begun, is_ours)
@@ -89,17 +89,17 @@ class SparkSubmitLauncher(StoreLauncher):
     def last_words(self, status: RunStatus) -> LastWords | None:
         words = super().last_words(status)
         if words is not None and self._is_here(status) and status.message:
-            # A driver that ended under a Spark that goes on to talk: what it said itself is not lost among that.
+            # The driver ended, but its Spark goes on logging: show the driver's own message, not only Spark's.
             return LastWords(words.log, f"  {redacted(self._job, status.message)}\n{words.text}")
         return words
 
     def _is_here(self, status: RunStatus) -> bool:
-        # A container of the cluster may have this host's name, and processes of its own.
+        # A container of the cluster may have this host's name, and separate processes.
         is_of_host = status.host == self._host and is_our_space(status.process_space)
         return is_of_host and not self._job.launcher.drives_elsewhere
 
     def _end_beside(self, status: RunStatus) -> str:
-        """Java ends by itself when its Python has; unless it hangs, and then executors would stay with it."""
+        """End Java too: it ends by itself after its Python, unless it hangs, and then it would keep its executors."""
         process = process_of(status, self._job.name)
         java = None if process is None else _submission_of(process)
         if process is None or java is None:
@@ -111,7 +111,7 @@ class SparkSubmitLauncher(StoreLauncher):
 
     @contextmanager
     def _properties(self) -> Iterator[Path]:
-        """The settings in a file that only this user can read, there until the driver runs or has failed to."""
+        """Yield the settings in a file that only this user can read, until the driver runs or has failed to."""
         path = private_file(self._job, self._clock, self._ids, CONF_SUFFIX)
         try:
             path.write_text(properties_text(submit_properties(self._job, self._python)), encoding="utf-8")
@@ -121,10 +121,10 @@ class SparkSubmitLauncher(StoreLauncher):
 
 
 def find_spark_submit(job: JobSpec) -> str:
-    """The program: as configured, of $SPARK_HOME, or of PySpark in this environment.
+    """Find the program: as configured, of $SPARK_HOME, or of PySpark in this environment.
 
     Raises:
-        InvalidConfiguration: there is none.
+        InvalidConfiguration: it was not found.
     """
     if job.launcher.spark_submit:
         found = [Path(job.launcher.spark_submit)]
@@ -145,7 +145,7 @@ def find_spark_submit(job: JobSpec) -> str:
 
 
 def _is_of_session(pid: int, leader: int) -> bool:
-    """Whether a process is of the session that a start began: `spark-submit` starts the driver below itself."""
+    """Whether a process belongs to the session that a start began: `spark-submit` starts the driver below itself."""
     try:
         return os.getsid(pid) == leader
     except (ProcessLookupError, PermissionError):
@@ -153,7 +153,7 @@ def _is_of_session(pid: int, leader: int) -> bool:
 
 
 def _submission_of(process: psutil.Process) -> psutil.Process | None:
-    """The `spark-submit` above a driver, if it lives."""
+    """Return the `spark-submit` above a driver, if it lives."""
     try:
         parent = process.parent()
         if parent is None or is_over(parent) or SUBMIT_CLASS not in parent.cmdline():

@@ -1,7 +1,7 @@
-"""What `spark-submit` is told: its command line and its properties; pure.
+"""The command line and the properties of `spark-submit`; pure.
 
-Spark settings may hold passwords, and command lines are for everybody on the machine to read: settings go through a
-file of their own.
+Spark settings may hold passwords, and every user of the machine can read command lines: so settings go through a
+separate file.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ APPLICATION: Final = Path(__file__).resolve().parents[1] / "submitted.py"
 CONF_SUFFIX: Final = ".conf"
 
 _IN_CLUSTER: Final[Mapping[str, str]] = {
-    # The submission has done its part once the cluster has the driver; how that is, its heartbeat says.
+    # The submission is done once the cluster has the driver; the driver's heartbeat reports its health.
     "spark.yarn.submit.waitAppCompletion": "false",
     "spark.kubernetes.submission.waitAppCompletion": "false",
-    # Who brings a driver back is decided in one place, which knows of attempts, pauses and causes.
+    # Restarts are decided in one place, which knows of attempts, pauses and causes.
     "spark.yarn.maxAppAttempts": "1",
 }
 
 
 def driver_conf(job: JobSpec) -> dict[str, str]:
-    """The Spark settings of the job's own driver, wherever it runs."""
+    """Return the Spark settings of the job's own driver, wherever it runs."""
     return {**job.spark.conf, **job.launcher.conf}
 
 
 def submit_properties(job: JobSpec, python: str) -> dict[str, str]:
-    """All Spark settings of a submission.
+    """Return all Spark settings of a submission.
 
     Args:
         python: the interpreter of this environment, which runs a driver of this machine.
@@ -46,7 +46,7 @@ def submit_properties(job: JobSpec, python: str) -> dict[str, str]:
 def submit_command(
     job: JobSpec, config: Path, *, program: str, properties_file: Path, cause: str, options: Sequence[str]
 ) -> list[str]:
-    """The command line.
+    """Return the command line.
 
     Args:
         program: `spark-submit`.
@@ -54,7 +54,7 @@ def submit_command(
     """
     launcher = job.launcher
     in_cluster = launcher.deploy_mode == "cluster"
-    # The file goes with a driver that runs elsewhere, into the folder in which that works.
+    # The file is shipped with a driver that runs elsewhere, into its working folder.
     files = [*([str(config)] if in_cluster else []), *launcher.files]
     return [
         program,
@@ -72,7 +72,7 @@ def submit_command(
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """As Java's `Properties` reads it: one setting a line, whatever is in it."""
+    """Return the text for Java's `Properties`: one setting a line, with any characters."""
     return "".join(f"{_escaped(key, key=True)}={_escaped(value)}\n" for key, value in sorted(properties.items()))
 
 

@@ -1,6 +1,7 @@
-"""What all launchers do alike: a driver is known by its heartbeat on the store, and asked to stop through the store.
+"""The common part of all launchers: a driver is known by its heartbeat on the store, and a stop is requested through
+the store.
 
-A process id is a second opinion, and only on the host that the run names.
+A process id is a second source, and only on the host that the run names.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ _ENDED: Final[frozenset[RunState]] = frozenset({"stopped", "finished", "failed",
 
 @dataclass(frozen=True)
 class Begun:
-    """A process that was started, and where its output goes.
+    """A process that was started, and the place of its output.
 
     Attributes:
-        before: the newest term when it was started; a driver of ours has a higher one.
-        leaves: its good end says nothing: it only hands the driver over to a cluster.
+        before: the newest term when it was started; the driver that it starts has a higher one.
+        leaves: its successful end says nothing: it only hands the driver over to a cluster.
     """
 
     process: subprocess.Popen[bytes]
@@ -69,13 +70,13 @@ class Begun:
     leaves: bool = False
 
     def exit_code(self) -> int | None:
-        """Of an end that ends the start; None: it lives, or has handed over."""
+        """Return the exit code if the process ended and the start with it; None: it lives, or has handed over."""
         code = self.process.poll()
         return None if self.leaves and code == 0 else code
 
 
 class StoreLauncher(ABC):
-    """See `Launcher`. Adapters say how a driver is started, and where.
+    """Implements `Launcher` through the store. Adapters define how and where a driver is started.
 
     Args:
         config: the configuration file.
@@ -103,7 +104,7 @@ class StoreLauncher(ABC):
 
     @cached_property
     def _store(self) -> Store:
-        # Not before it is needed: whoever only asks about a process has hundreds of these.
+        # Not before it is needed: code that only examines a process has hundreds of these.
         home = location_of(self._job)
         return open_store(home.store, home.storage_options)
 
@@ -111,7 +112,7 @@ class StoreLauncher(ABC):
     def _catalog(self) -> Catalog:
         return Catalog(self._store, self._job.name, self._clock)
 
-    # --- what an adapter says ----------------------------------------------------------------------------------------
+    # --- defined by an adapter ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
@@ -119,7 +120,7 @@ class StoreLauncher(ABC):
 
     @abstractmethod
     def _is_here(self, status: RunStatus) -> bool:
-        """Whether the run's process is one of this host that can be seen."""
+        """Whether the run's process is on this host and visible."""
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -136,8 +137,8 @@ class StoreLauncher(ABC):
         over = f"it was already over: {status.state}" if status.state in _ENDED else ""
         if over and status.state != "failed":
             return Stopped(self._job.name, status.term, status.state, over)
-        # Asked even when the process is gone, or the run has failed: its supervisor and the recovery sensor would bring
-        # it back, and look whether anybody wants that.
+        # Requested even when the process is gone, or the run has failed: its supervisor and the recovery sensor would
+        # bring it back, and check whether a stop is requested.
         request_stop(self._store, self._job.name, status.term, clock=self._clock, ids=self._ids)
         gone = self._gone(status) or over
         if gone:
@@ -190,7 +191,7 @@ class StoreLauncher(ABC):
         log = newest_log(self._job) if self._is_here(status) else None
         if log is not None:
             return LastWords(str(log), self._tail(log))
-        # Its log is elsewhere; what it said of its end is on the store.
+        # Its log is elsewhere; its last message is on the store.
         if not status.message:
             return None
         said = f"{status.state}: {redacted(self._job, status.message)}"
@@ -206,7 +207,7 @@ class StoreLauncher(ABC):
         process = process_of(status, self._job.name)
         if process is None:
             return f"process {status.pid}{more} is gone"
-        # A driver of ours answers this with the stacks of its threads, even if it hangs in C.
+        # A driver of Stillstate answers this with the stacks of its threads, even if it hangs in C.
         with suppress(psutil.NoSuchProcess):
             process.send_signal(STACKS_SIGNAL)
             psutil.wait_procs([process], timeout=STACKS_WAIT_S)
@@ -215,19 +216,20 @@ class StoreLauncher(ABC):
         psutil.wait_procs([process], timeout=TERMINATE_WAIT_S)
         return f"killed process {status.pid}{more}, which hung"
 
-    # --- what adapters use, or say more of ---------------------------------------------------------------------------
+    # --- used or extended by adapters --------------------------------------------------------------------------------
 
     def _gone(self, status: RunStatus) -> str:
-        """How a run that cannot obey any more has ended, for people; empty: it lives, as far as is known."""
+        """Return how a run that cannot obey any more has ended, for people; empty: it lives, as far as is known."""
         return "its process was already gone" if self.is_alive(status) == "dead" else ""
 
     def _end_beside(self, status: RunStatus) -> str:
-        """End what would bring a lost run's driver back, before the driver; words for it, empty if there is nothing."""
+        """End the process that would bring a lost run's driver back, before the driver; return a text, empty if nothing
+        was ended."""
         return ""
 
     def _is_restart_of(self, status: RunStatus) -> bool:
-        """Whether the newest run is one that the supervisor of another one has started in its place: nobody but the
-        supervisor wants it, which had not heard of the stop."""
+        """Whether the newest run is a restart in place of another one: only its supervisor wants it, which did not know
+        of the stop."""
         newest = self._catalog.status()
         if newest is None or newest.term <= status.term or not status.supervisor_pid:
             return False
@@ -236,8 +238,8 @@ class StoreLauncher(ABC):
     def _begin(
         self, command: Sequence[str], environment: Mapping[str, str], before: int, *, leaves: bool = False
     ) -> Begun:
-        """Start a process in a session of its own, so that it outlives the Dagster run, the terminal and the code
-        server that started it. What it says goes to one log file per start."""
+        """Start a process in a separate session, so that it outlives the Dagster run, the terminal and the code server
+        that started it. Its output goes to one log file per start."""
         log = new_log_file(self._job, self._clock, self._ids)
         with log:
             process = subprocess.Popen(
@@ -253,7 +255,7 @@ class StoreLauncher(ABC):
         return Begun(process, Path(log.name), before, leaves)
 
     def _environment(self) -> dict[str, str]:
-        """Of a driver on this host."""
+        """Return the environment of a driver on this host."""
         # The driver works in the configuration's folder, so a checkout that is not installed must be named.
         ours = str(Path(__file__).resolve().parents[2])
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != ours]
@@ -282,18 +284,18 @@ class StoreLauncher(ABC):
             is_ours: whether a run of a higher term is that of this start.
 
         Raises:
-            LaunchFailed: it ended, or did not run in time; what is left of it here was ended.
+            LaunchFailed: it ended, or did not run in time; its remaining processes here were ended.
         """
         deadline_s = self._clock.monotonic_s() + self._job.launcher.start_timeout_s
         trouble = ""
         while True:
-            # The exit is looked at before the heartbeat: a driver that wrote its last heartbeat and ended in
+            # The exit is checked before the heartbeat: a driver that wrote its last heartbeat and ended in
             # between is then found by the next look instead of being missed.
             code = begun.exit_code()
             try:
                 status = self._catalog.status()
             except Unavailable as error:
-                # The store's passing fault says nothing about the driver; the deadline bounds the waiting.
+                # A temporary error of the store says nothing about the driver; the deadline bounds the waiting.
                 status, trouble = None, f" (the store could not be read: {error})"
             if status is not None and status.term > begun.before and is_ours(status) and code in (None, 0):
                 if status.state in ("running", "finished", "stopped"):
@@ -327,7 +329,7 @@ class StoreLauncher(ABC):
         )
 
     def _too_late(self, begun: Begun, trouble: str) -> LaunchFailed:
-        # Nobody knows about it yet; a half-started driver must not surprise a later start.
+        # No run of it is known yet; a half-started driver must not disturb a later start.
         if begun.process.poll() is None:
             os.killpg(begun.process.pid, signal.SIGKILL)  # its session; Java ends with its driver
             begun.process.wait(TERMINATE_WAIT_S)

@@ -1,1 +1,1 @@
-"""Materialization from outside the driver: how it stands, whether it is due, and doing it."""
+"""Materialization outside the driver: its health, whether it is due, and its execution."""

@@ -1,5 +1,4 @@
-"""Materializations of a job as the store has them, whoever made them: how they went, and whether the next one is
-due."""
+"""Materializations of a job as recorded on the store, of any process: their health, and whether the next one is due."""
 
 from __future__ import annotations
 
@@ -25,13 +24,14 @@ __all__ = [
 ]
 
 FAILURES_ALARMED: Final = 3
-"""Materializations that fail in a row before anybody is told: one or two are a store's bad day."""
+"""Materializations that fail in a row before a notification is sent: one or two are a temporary fault of the store."""
 
 _PINS_READ_MAX: Final = 16
 
 
 def log_bytes_left(catalog: Catalog, folded_to: int) -> int:
-    """Changelog after the snapshot `folded_to`: what a restart still replays once that fold is adopted."""
+    """Return the bytes of changelog after the snapshot `folded_to`, which a restart replays once that fold is
+    adopted."""
     latest = catalog.latest()
     if latest is None:
         return 0
@@ -39,8 +39,8 @@ def log_bytes_left(catalog: Catalog, folded_to: int) -> int:
 
 
 def fold_numbers(result: MaterializationResult, log_left: int) -> dict[str, int | float]:
-    """What a call did, in numbers: the names that the command line's JSON and Dagster's plots share. None is ever
-    absent."""
+    """Return the numbers of a call, by names that the command line's JSON and Dagster's plots share; all are always
+    present."""
     return _numbers(result.snapshot_id, result.duration_s, result.log_bytes_folded, result.written_bytes, log_left) | {
         "ranges": result.ranges,
         "rows": result.rows,
@@ -50,7 +50,7 @@ def fold_numbers(result: MaterializationResult, log_left: int) -> dict[str, int 
 
 
 def record_numbers(record: Record, log_left: int | None) -> dict[str, int | float]:
-    """The same of a record; without what is left of the log where that is not known any more."""
+    """Return the same numbers of a record; without the rest of the log if it is not known any more."""
     seconds = max(0, record.finished_at_ms - record.started_at_ms) / 1000
     return _numbers(record.snapshot_id, seconds, record.log_bytes, record.written_bytes, log_left) | {
         "ranges": record.ranges,
@@ -71,17 +71,17 @@ def _numbers(snapshot_id: int, seconds: float, folded: int, written: int, left: 
     return numbers if left is None else {**numbers, "log_bytes_left": left}
 
 
-# --- is it time, and is it well ----------------------------------------------------------------------------------
+# --- whether a fold is due, and the health of folds --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FoldHealth:
-    """The job's newest materializations, whoever made them: the driver, Dagster, or a person.
+    """The job's newest materializations, of the driver, of Dagster, or of a person.
 
     Attributes:
-        last_id: the newest that was begun; 0 if there is none.
-        running: the newest is under way: it was heard of less than a minute ago.
-        failed_in_a_row: the newest so many failed, or were never heard of again.
+        last_id: the newest that was begun; 0 if none was.
+        running: the newest is under way: its record was updated less than a minute ago.
+        failed_in_a_row: number of the newest ones that failed, or whose records were never updated again.
         last_done_at_ms: when the newest that succeeded ended; 0 if none did.
     """
 
@@ -92,7 +92,7 @@ class FoldHealth:
 
 
 def fold_health(catalog: Catalog, now_ms: int) -> FoldHealth:
-    """Read it from the store: the one place that sees every materialization, also one whose process was killed.
+    """Read it from the store: the one place that has every materialization, also one whose process was killed.
 
     Raises:
         StoreUnavailable: nothing is known then.
@@ -116,7 +116,7 @@ def _pin(catalog: Catalog, record_id: int) -> Pin | None:
     try:
         return read_pin(catalog.root, record_id)
     except (CorruptData, UnsupportedFormat):
-        return None  # whoever wrote it did not finish
+        return None  # its writer did not finish
 
 
 def _done_at_ms(catalog: Catalog, record_id: int) -> int:
@@ -125,11 +125,11 @@ def _done_at_ms(catalog: Catalog, record_id: int) -> int:
     try:
         return read_record(catalog.root, record_id).finished_at_ms
     except (CorruptData, UnsupportedFormat, FileNotFoundError):
-        return 0  # it is refused where it is used; here it only says when
+        return 0  # its user refuses it; here only the time is needed
 
 
 def new_records(catalog: Catalog, after: int, limit: int) -> tuple[list[Record], list[str]]:
-    """The records after an id, at most so many, ascending; and what is wrong with those that cannot be read.
+    """Return the records after an id, at most `limit`, ascending; and the errors of those that cannot be read.
 
     Raises:
         StoreUnavailable: nothing is known then.
@@ -144,7 +144,7 @@ def new_records(catalog: Catalog, after: int, limit: int) -> tuple[list[Record],
 
 
 def why_due(spec: JobSpec, catalog: Catalog, health: FoldHealth, now_ms: int) -> tuple[int, str] | None:
-    """The newest snapshot and why its log should be folded now; None if it need not be."""
+    """Return the newest snapshot and why its log should be folded now; None if it need not be."""
     latest = catalog.latest()
     if latest is None:
         return None

@@ -1,8 +1,8 @@
-"""Whether to request a materialization run now, decided from what Dagster already ran for the job; pure.
+"""Whether to request a materialization run now, decided from Dagster's earlier runs for the job; pure.
 
-No storm: one run at a time, none while another materialization is under way or waits to be adopted, and after a run,
-however it ended, none for a while. A failing one is tried again for ever, later each time: the job does not suffer from
-it, only its log grows.
+Runs do not pile up: one run at a time; none while another materialization is under way or waits to be adopted; and
+after a run, whether it succeeded or failed, none for a while. A failing one is tried again for ever, with growing
+pauses: the job does not suffer from it, only its log grows.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ class FoldRun:
 
 @dataclass(frozen=True)
 class FoldDecision:
-    """`attempt` is the number of the attempt to request now, None for none; `reason` says why, for the tick's log."""
+    """`attempt` is the number of the attempt to request now, None for no attempt; `reason` gives the reason for the
+    tick's log."""
 
     attempt: int | None
     reason: str
 
 
 def fold_run_key(job: str, after_record: int, attempt: int) -> str:
-    """One materialization, one attempt, one run: Dagster never starts a second run for a key."""
+    """Return the run key of one attempt of one materialization: Dagster never starts a second run for a key."""
     return f"{job}:materialize:{after_record}:{attempt}"
 
 
 def failed_in_a_row(runs: Sequence[FoldRun]) -> int:
-    """How many of the newest runs failed.
+    """Return how many of the newest runs failed in a row.
 
-    Those that have not ended do not count. One that a person ended did not fold, and it did not fail either: it ends
+    Runs that have not ended do not count. A run that a person ended did not fold, and it did not fail either: it ends
     the row as a success does.
     """
     count = 0
@@ -74,7 +75,7 @@ def decide_fold(
     """Decide for a job whose log should be folded.
 
     Args:
-        why: what made it due.
+        why: the reason why it is due.
         health: its materializations, as of now.
         runs: its runs, newest first.
         now_s: wall clock.

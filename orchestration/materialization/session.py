@@ -1,7 +1,6 @@
-"""Materialization from outside the driver: by the command line, and by Dagster. Both fold in a Spark session of their
-own.
+"""Materialization outside the driver: by the command line, and by Dagster. Both fold in a separate Spark session.
 
-Nothing here relies on being alone: the store's own records keep two materializations, and the driver, apart.
+Nothing here relies on being the only process: the store's own records keep two materializations, and the driver, apart.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from stillstate.orchestration.config.spec import JobSpec, SparkSpec, to_settings
 from stillstate.orchestration.materialization.health import log_bytes_left
 
 if TYPE_CHECKING:
-    # It needs pyspark, which the Dagster code location and the rest of the command line must do without.
+    # It needs pyspark, which the Dagster code location and the rest of the command line must not import.
     from pyspark.sql import SparkSession
 
 __all__ = ["fold", "fold_in_new_session", "fold_summary", "nothing_to_fold", "spark_of"]
 
 
 def spark_of(spec: JobSpec) -> SparkSpec:
-    """The session that folds outside the driver: `materialization.spark`, else the job's own settings."""
+    """Return the session that folds outside the driver: `materialization.spark`, else the job's own settings."""
     return spec.materialization.spark or spec.spark
 
 
@@ -39,13 +38,13 @@ def fold(
 ) -> MaterializationResult:
     """Fold the log of a job's newest snapshot now, whether or not it is due.
 
-    The running driver adopts the result with its next checkpoint, the next run with its first. A crash leaves garbage
-    only.
+    The running driver adopts the result with its next checkpoint, the next run with its first. A crash leaves only
+    garbage.
 
     Args:
-        mode: "auto" gives a new base to those parts of a state whose changes have grown large; "minor" to none, "major"
-            to all.
-        on_progress: is called with pieces done and pieces in all.
+        mode: "auto" writes a new base for those parts of a state whose changes have grown large; "minor" for no part,
+            "major" for all.
+        on_progress: is called with the number of finished pieces and the number of all pieces.
 
     Raises:
         JobNotFound, CorruptData, Unavailable: see `materialize_job`.
@@ -65,12 +64,13 @@ def fold(
 
 
 def nothing_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> MaterializationResult | None:
-    """Why a fold would do nothing, from a look at the store; None if there is something to fold.
+    """Return why a fold would do nothing, from a look at the store; None if there is something to fold.
 
-    Asked before a Spark session is started for it: a start takes longer than most folds. The fold itself asks again.
+    Called before a Spark session is started for the fold: a start takes longer than most folds. The fold itself checks
+    again.
 
     Raises:
-        JobNotFound, CorruptData, Unavailable: the same as of the fold.
+        JobNotFound, CorruptData, Unavailable: as for the fold.
     """
     catalog.job_info()
     found = what_to_fold(catalog, mode, clock)
@@ -80,7 +80,7 @@ def nothing_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Materiali
 def fold_in_new_session(
     spec: JobSpec, *, mode: FoldMode, on_progress: Callable[[int, int], None] | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> tuple[MaterializationResult, int]:
-    """Start a session, fold, stop it; start none where there is nothing to fold.
+    """Start a session, fold, stop the session; start no session if there is nothing to fold.
 
     Returns:
         The result, and the bytes of changelog that are left.
@@ -102,5 +102,5 @@ def fold_in_new_session(
 
 
 def fold_summary(result: MaterializationResult, numbers: dict[str, int | float]) -> dict[str, Any]:
-    """The result for `--json`."""
+    """Return the result for `--json`."""
     return {"mode": result.mode, "reason": result.reason, "record_id": result.record_id, **numbers}

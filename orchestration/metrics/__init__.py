@@ -1,1 +1,1 @@
-"""What monitoring outside of Dagster gets of the jobs, as Prometheus reads it."""
+"""Metrics of the jobs for monitoring outside of Dagster, as Prometheus reads them."""

@@ -26,10 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class JobsCollector(Collector):
-    """Looks when it is asked; nothing runs meanwhile.
+    """Probes the jobs when Prometheus scrapes; nothing runs in between.
 
-    The file is read anew for each look, so that jobs come and go without a restart; while it cannot be read, the jobs
-    of the last time are looked at, and a metric says so. Scrapes that come together are served one after the other.
+    The file is read again for each scrape, so jobs can be added and removed without a restart. While it cannot be read,
+    the last known jobs are probed, and a metric reports it. Parallel scrapes are served one after the other.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class JobsCollector(Collector):
         lookout: ProbePool = SHARED_POOL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """
+        """Load the configuration.
+
         Args:
             load: reads the configuration.
             only: jobs; empty: all.
@@ -60,17 +61,17 @@ class JobsCollector(Collector):
             self._spec.job(name)
 
     def registry(self) -> CollectorRegistry:
-        """With these metrics alone; what Python's process does is nobody's question here."""
+        """Return a registry with these metrics alone, without those of the Python process."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: else registering would look."""
+        """Return nothing: otherwise registering would probe the jobs."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Look."""
+        """Probe the jobs."""
         with self._turn:
             is_file_read = self._reload()
             spec = self._spec

@@ -1,8 +1,8 @@
 """Jobs as families of Prometheus metrics; pure.
 
 Names follow Prometheus' conventions: they begin with `stillstate_`, end with their base unit, and `_total` is a number
-that only grows. The label is `stream`, because Prometheus puts a label `job` of its own on whatever it scrapes. What is
-not known of a job is left out, which a query sees; nothing is ever given as 0 instead.
+that only grows. The label is `stream`, because Prometheus adds a label `job` to every target. Unknown values of a job
+are left out, so that a query sees the gap; they are never reported as 0.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _GAUGES: Final[Mapping[str, str]] = {
 def families(
     vitals: Mapping[str, Vitals], savepoints: Mapping[str, SavepointsSeen], now_ms: int, is_file_read: bool
 ) -> list[Metric]:
-    """All of them.
+    """Return all families.
 
     Args:
         vitals: of every job.
         savepoints: of those whose store answered.
-        is_file_read: whether the configuration could be read; else jobs are those of the last time.
+        is_file_read: whether the configuration could be read; else the jobs are the last known ones.
     """
     gauges = {name: GaugeMetricFamily(name, text, labels=["stream"]) for name, text in _GAUGES.items()}
     runs = CounterMetricFamily("stillstate_runs", "Runs that the job has had; each restart is one.", labels=["stream"])

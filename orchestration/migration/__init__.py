@@ -1,1 +1,1 @@
-"""Migrations of a running job: planned, executed in recorded steps, gone on with after a crash, and taken back."""
+"""Migrations of a running job: planned, executed in recorded steps, resumed after a crash, and taken back."""

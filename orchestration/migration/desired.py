@@ -1,13 +1,14 @@
-"""What a job runs with against what the file says: the verdict of the check `matches_configuration`, and whether a
-migration begins, or goes on, by itself; pure.
+"""The settings that a job runs with against those of the file: the verdict of the check `matches_configuration`, and
+whether a migration begins, or continues, by itself; pure.
 
 the job            what is compared
-runs               what its newest run says that it has
-does not run       what a start would have: the file's settings, but for those that its last migration has fixed
-starts             nothing yet; the verdict stays as it was
+runs               the settings that its newest run reports
+does not run       the settings of a start: the file's, except those that its last migration has fixed
+starts             nothing yet; the verdict is unchanged
 
 A migration begins by itself only if the file asks for it (`migration.automatic`), for a job that is healthy, and once
-for each difference of a term. What was taken back is not tried again until the job's part of the file changes.
+for each difference of a term. A migration that was taken back is not tried again until the job's part of the file
+changes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ __all__ = [
 ]
 
 NAMED_MAX: Final = 5
-"""Settings that a headline names."""
+"""Largest number of settings in a headline."""
 CLOCKS_APART_S: Final = 60.0
-"""Between the host of a run and Dagster's storage."""
+"""Difference of the clocks of a run's host and of Dagster's storage."""
 _REASON_CHARS_SHOWN: Final = 200
 _RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "stalled"})
 _COMING: Final[frozenset[Verdict]] = frozenset({"starting", "restarting"})
@@ -50,7 +51,7 @@ Next = Literal["nothing", "begin", "resume", "leave"]
 
 @dataclass(frozen=True)
 class Unmatched:
-    """One setting that is not as the file says, and what brings it about."""
+    """One setting that differs from the file, and how to change it."""
 
     setting: str
     runs_with: str
@@ -64,7 +65,7 @@ class PastMigration:
 
     Attributes:
         term, target: of the sensor's request (`target_text`); 0 and empty: a person launched it.
-        resumes: the migration that the sensor let it go on with; empty: none.
+        resumes: the migration that the sensor let it continue; empty: none.
         created_s, ended_s: wall clock.
     """
 
@@ -82,11 +83,11 @@ class Desired:
     """One judgement.
 
     Attributes:
-        headline: what a person reads first; without numbers that grow.
+        headline: the text that a person reads first; without numbers that grow.
         term: of the newest run.
-        target: what a migration to what the file says would bring.
-        unmatched: what is not as the file says.
-        next: what is to be done now: `begin` a migration, `resume` the one that was cut, `leave` the difference.
+        target: the result of a migration to the file's settings.
+        unmatched: the settings that differ from the file.
+        next: the next action: `begin` a migration, `resume` an interrupted one, `leave` the difference.
         why: in a line, for people; empty if there is no more to say.
         run_id: of Dagster's run that the line is about.
         attempt: of resuming.
@@ -107,7 +108,7 @@ class Desired:
         return not self.unmatched and not self.is_under_way
 
     def how(self, job: str, launch: str) -> list[str]:
-        """How the file's settings are brought about.
+        """Return how to apply the file's settings.
 
         Args:
             launch: the Dagster job that migrates, in words.
@@ -123,7 +124,7 @@ class Desired:
 
     @property
     def shown(self) -> str:
-        """Another one when a person should read it again."""
+        """Return a text that changes when a person should read the judgement again."""
         rows = ";".join(f"{one.setting}={one.runs_with}>{one.file_says}" for one in self.unmatched)
         return f"{self.term} {self.headline} {rows} {self.next} {self.why} {self.run_id}"
 
@@ -138,15 +139,16 @@ class _Next:
 
 @dataclass(frozen=True)
 class _Compared:
-    """What there is to compare: the settings that a migration changes, and the others that a run has said."""
+    """The settings to compare: those that a migration changes, and the others that a run has reported."""
 
     settings: RunSettings
     others: Mapping[str, str] = field(default_factory=dict)
 
 
 def needs_record(seen: Observation) -> bool:
-    """Whether what the last migration has recorded is to be read: also of a job that runs as the file says, whose
-    migration may have lost its process when the new driver ran already; of one that never ran, while it is forked."""
+    """Whether the record of the last migration has to be read. Also if the job runs with the file's settings: its
+    migration may have lost its process when the new driver ran already. Also for a job that never ran, while it is
+    forked."""
     return seen.migration is not None or (seen.status is not None and seen.health.verdict not in _COMING)
 
 
@@ -161,7 +163,7 @@ def is_left_by_its_run(record: Migration, past: Sequence[PastMigration]) -> bool
 
 
 def target_text(target: RunSettings) -> str:
-    """Names a target in a run's key and tags."""
+    """Return the name of a target in a run's key and tags."""
     return f"{target.parallelism}-{target.backend}"
 
 
@@ -176,14 +178,14 @@ def judge_desired(
     is_free: bool = False,
     is_owner_gone: bool = False,
 ) -> Desired | None:
-    """Judge a job; None where there is nothing to say, or not yet.
+    """Judge a job; None if there is nothing to report, or not yet.
 
     Args:
-        record: the newest step of its newest migration; only where `needs_record`.
+        record: the newest step of its newest migration; only if `needs_record`.
         is_owner_gone: the process that has recorded it has certainly ended.
         past: Dagster's runs that migrated it, newest first.
         launch: the Dagster job that migrates, in words.
-        is_free: the file has changed since the migration that `record` is of was taken back.
+        is_free: the file has changed since the migration of `record` was taken back.
     """
     status, verdict = seen.status, seen.health.verdict
     is_under_way = record is not None and record.is_open
@@ -235,13 +237,13 @@ def _headline(unmatched: Sequence[Unmatched], compared: _Compared, *, runs: bool
 
 
 def _by_migration(found: Sequence[Difference], record: Migration | None) -> list[Unmatched]:
-    # Of a job that was never migrated no record goes before the file, nor does one that holds nothing: a fork's.
+    # A job that was never migrated has no record that overrides the file; an empty record (a fork's) does not either.
     by: By = "migration or restart" if record is None or record.settings == RunSettings() else "migration"
     return [Unmatched(one.setting, one.runs_with, one.wanted, by) for one in found]
 
 
 def _by_restart(said: Mapping[str, str], job: JobSpec) -> list[Unmatched]:
-    """What a run has said is compared, and nothing else: an earlier version may know fewer settings than this one."""
+    """Compare only the settings that a run has reported: an earlier version may know fewer settings than this one."""
     file = driver_settings(job)
     return [
         Unmatched(name, said[name], value, "restart")
@@ -259,7 +261,7 @@ def _of_difference(
     term: int,
     launch: str,
 ) -> _Next:
-    """Whether a difference is migrated away."""
+    """Decide whether a migration removes a difference."""
     if taken_back is not None and not differences(taken_back.target, target):
         again = " It is not tried again by itself until the job's part of the file changes." * job.migration.automatic
         reason = taken_back.reason.split("\n")[0][:_REASON_CHARS_SHOWN]
@@ -280,8 +282,8 @@ def _of_difference(
 def _of_open(
     job: JobSpec, record: Migration, past: Sequence[PastMigration], now_s: float, launch: str, is_owner_gone: bool
 ) -> _Next:
-    """Whether a migration is gone on with, whoever began it: one whose process has certainly ended. The job is down, or
-    does not know which settings it keeps, until somebody does."""
+    """Decide whether a migration is resumed, no matter who began it: only one whose process has certainly ended. Until
+    it is resumed the job is down, or it is open which settings it keeps."""
     last = _last(past)
     if last is not None and last.phase in UNDER_WAY:
         return _Next("leave", f"A run of {launch} is under way.", last.run_id)

@@ -1,6 +1,6 @@
-"""What each step of a migration does. Each effect may be repeated: it looks first what of it is there already.
+"""The effect of each step of a migration. Each effect may be repeated: it first checks which part is already done.
 
-Safety does not rest on that alone: terms decide who may write, as they always do.
+Safety does not depend on that alone: terms decide which driver may write.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ __all__ = ["Effects", "RolledBack", "savepoint_names_of"]
 
 POLL_S: Final = 0.2
 PIN_LASTS_MS: Final = 30 * 86_400_000
-"""For a migration that nobody ever ends; the pin of any other is taken off."""
+"""For a migration that never ends; the pin of any other is removed."""
 _REASON_CHARS_SHOWN: Final = 200
 
 
 class RolledBack(StillstateError):
-    """The new run did not come up, and the job is as it was before; the message says why.
+    """The new run did not come up, and the job is as it was before; the message gives the reason.
 
     Args:
-        stays_stopped: somebody has stopped the new run, and so has stopped the job.
+        stays_stopped: a person has stopped the new run, and so has stopped the job.
     """
 
     kind = "rolled-back"
@@ -61,20 +61,20 @@ class RolledBack(StillstateError):
 
 
 def savepoint_names_of(wanted: str) -> tuple[str, str]:
-    """The names that `Effects.saved` may give."""
+    """Return the names that `Effects.saved` may give."""
     return wanted, f"{wanted}-again"
 
 
 class Effects:
-    """On one job. An effect returns what is to be recorded with the next step, or raises: what can pass by itself
-    (`can_pass`), or why the step has failed.
+    """The effects on one job. An effect returns the values to record with the next step, or raises: an error that can
+    pass by itself (`can_pass`), or why the step has failed.
 
     Args:
-        job: as the file says.
+        job: with the settings of the file.
         savepointer: makes its savepoints.
         actor: this process.
         poll: waits between two looks at the store; returns at once in tests.
-        say: told in a line what is done.
+        say: gets a line on each action.
     """
 
     def __init__(
@@ -105,25 +105,25 @@ class Effects:
         }
 
     def do(self, migration: Migration) -> dict[str, Any]:
-        """The effect of the step that a migration is at."""
+        """Do the effect of a migration's present step."""
         return self._effects[migration.step](migration)
 
     def seen(self) -> Observation:
-        """The driver, now."""
+        """Return the driver's present condition."""
         return observe(self._job, self._catalog, self._launcher, self._actor.clock)
 
     def plan_back(self, place: str) -> RollbackPlan:
-        """To a snapshot of the job's own, or one of its savepoints."""
+        """Plan a rollback to a snapshot or a savepoint of this job."""
         wanted = own_restore_point(place)
         if isinstance(wanted, str):
-            read_savepoint(self._root, wanted)  # a name that is none is told so in these words
+            read_savepoint(self._root, wanted)  # raises the error for a name that cannot be one
             where = self._root.child(savepoint_path(wanted)).url
         else:
             where = f"@{wanted}"
         return plan_rollback(self._catalog, where, takeover=True, storage_options=self._job.storage_options)
 
     def release(self, migration: Migration) -> None:
-        """The savepoint is nobody's to go back to any more: rules of retention may take it."""
+        """Release the savepoint: the migration no longer goes back to it, and rules of retention may expire it."""
         if migration.to_root or migration.fork_of:
             return
         try:
@@ -146,7 +146,7 @@ class Effects:
             note=f"before the migration to {migration.target}",
         )
         if self.seen().health.verdict in LIVE:
-            self._launcher.stop()  # it was brought back meanwhile, or did not hear what it was asked for
+            self._launcher.stop()  # it was recovered meanwhile, or did not get the request
         status = self._catalog.status()
         return {
             "savepoint": made.name,
@@ -155,7 +155,7 @@ class Effects:
         }
 
     def saved(self, wanted: str, **asked: Any) -> SavepointRecord:
-        """A savepoint; a second one, of the job that does not run, if the driver ended before it made the first.
+        """Make a savepoint; if the driver ended before it made one, a second one of the job that does not run.
 
         Args:
             wanted: its name; the second one has another (`savepoint_names_of`).
@@ -184,9 +184,9 @@ class Effects:
 
     def _verify(self, migration: Migration) -> dict[str, Any]:
         folder = self._root.child(savepoint_path(migration.savepoint))
-        # Of a job that is moved nothing is gone back to, and its pin would be in the move's way.
+        # A job that is moved does not go back to a snapshot, and its pin would block the move.
         if not migration.to_root and not self._is_pinned(migration):
-            # Rules of retention may not take it while it is what the job would go back to.
+            # Rules of retention may not expire it while the job may go back to it.
             pin_snapshot(
                 folder,
                 migration.snapshot_id,
@@ -201,7 +201,7 @@ class Effects:
         return {}
 
     def compare(self, folder: Store, what: str, migration: Migration) -> None:
-        """Read a folder that is laid out like a job root, and compare it with what was written.
+        """Read a folder that is laid out like a job root, and compare it with its manifests.
 
         Args:
             what: it is, for the message.
@@ -240,7 +240,7 @@ class Effects:
                     made += manifest.kind == "checkpoint" and manifest.term >= migration.run_term
                     counted = snapshot_id
             except MissingSnapshot:
-                status = self._catalog.status()  # one that is just being written, or was given up
+                status = self._catalog.status()  # one that is just being written, or has expired
             except Unavailable as error:
                 if is_late:
                     # Nothing is known of the driver: that is no reason to take it back.
@@ -289,7 +289,7 @@ class Effects:
     def _start_old(self, migration: Migration) -> dict[str, Any]:
         if not migration.was_running:
             return {}
-        # Terms of a root that the job was moved to say nothing here.
+        # Terms of a root that the job was moved to are not comparable here.
         above = migration.stopped_term if migration.to_root else migration.run_term
         if self._live_run(above=above, settings=migration.before) is None:
             why = migration.reason.split("\n")[0][:_REASON_CHARS_SHOWN]
@@ -297,7 +297,7 @@ class Effects:
         return {}
 
     def run_on(self, migration: Migration, why: str) -> None:
-        """A run of a job that stays where it has committed, although its first one there has ended: as it was before.
+        """Start a run with the settings before, if none lives: the job stays at the place where it has committed.
 
         Args:
             why: for its heartbeat.
@@ -305,10 +305,11 @@ class Effects:
         if self._live_run(above=migration.run_term, settings=migration.before) is None:
             self._started(why)
 
-    # --- what both need ----------------------------------------------------------------------------------------------
+    # --- used by both ------------------------------------------------------------------------------------------------
 
     def _live_run(self, *, above: int, settings: RunSettings) -> RunStatus | None:
-        """A run that an earlier attempt at this step has started, and that has these settings as far as it says."""
+        """Return a run that an earlier attempt at this step has started, with these settings as far as it reports
+        them."""
         seen = self.seen()
         if seen.status is None or seen.status.term <= above or seen.health.verdict not in LIVE:
             return None
@@ -319,13 +320,14 @@ class Effects:
         return None if is_other else seen.status
 
     def _started(self, cause: str) -> int:
-        # Whoever still seems to run was stopped, or has other settings: it is fenced.
+        # A run that still seems to live was stopped, or has other settings: it is fenced.
         launched = self._launcher.start(StartOptions(takeover=True), cause=cause)
         self._say(f"term {launched.term} runs (process {launched.pid}, log {launched.log})")
         return launched.term
 
     def _end_what_hangs(self) -> None:
-        """A driver that was lost must not commit after the savepoint was made of the job as one that does not run."""
+        """End a lost driver: it must not commit after the savepoint of the job, which was made as of a job that does
+        not run."""
         seen = self.seen()
         if seen.status is None or seen.health.verdict in LIVE:
             return

@@ -1,8 +1,8 @@
-"""What a fork would do: a job begins beside another one, with that one's state, while that one goes on; pure.
+"""The plan of a fork: a job begins beside another one, with that one's state, while that one continues; pure.
 
 it begins with       when
-what was named       a snapshot or a savepoint of the other job
-a new savepoint      nothing was named, and the other job runs: as late as can be, and it goes on running
+the named one        a snapshot or a savepoint of the other job was named
+a new savepoint      nothing was named, and the other job runs: it is made as late as possible, and the job runs on
 the newest snapshot  nothing was named, and the other job does not run
 """
 
@@ -22,12 +22,12 @@ __all__ = ["ForkFound", "ForkPlan", "ForkRequest", "plan_fork", "refuse_itself"]
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """What somebody asks for.
+    """The request for a fork.
 
     Attributes:
         of: name of the job whose state the new one begins with.
         at: its snapshot (the id) or savepoint (the name); empty: see the module.
-        timeout_s: within so long the new job's first checkpoint must come; 0: its `recovery.first_checkpoint_s`.
+        timeout_s: time limit for the new job's first checkpoint; 0: its `recovery.first_checkpoint_s`.
         verify: how much of the copy is read before the new job starts.
     """
 
@@ -37,7 +37,7 @@ class ForkRequest:
     verify: VerifyLevel = "full"
 
     def is_of(self, migration: Migration) -> bool:
-        """Whether a migration that is under way may be what is asked for."""
+        """Whether a migration that is under way may be the requested one."""
         place = migration.fork_at
         return migration.fork_of == self.of and (not self.at or place.endswith((f"@{self.at}", f"/{self.at}")))
 
@@ -48,10 +48,10 @@ class ForkFound:
 
     Attributes:
         source_root, root: URLs of the roots of the other job and of the new one.
-        place: what the new one begins with (snapshot/locate.py); empty: a savepoint that is to be made.
-        snapshot_id, snapshot_bytes: of that; of the newest snapshot where it is to be made.
+        place: the snapshot that the new one begins with (snapshot/locate.py); empty: a savepoint that is to be made.
+        snapshot_id, snapshot_bytes: of that; of the newest snapshot if a savepoint is to be made.
         has_begun: the new job has a root with snapshots, or with the promise of some.
-        begins_with: what `start_from` of the new job says in the file; empty: nothing.
+        begins_with: `start_from` of the new job in the file; empty: not set.
         shared_outputs: options of the new job that name a folder which the other one writes to.
     """
 
@@ -67,7 +67,7 @@ class ForkFound:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkPlan:
-    """What would be done.
+    """The plan of a fork.
 
     Attributes:
         job, of: the new job and the other one.
@@ -86,11 +86,11 @@ class ForkPlan:
 
     @property
     def begins_with(self) -> str:
-        """In words."""
+        """Return the beginning of the new job in words."""
         return self.place or f"a savepoint of {self.of} that is made now (its newest snapshot is {self.snapshot_id})"
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """What, of the other job, of the new one."""
+        """Return rows of a property, its value for the other job, and its value for the new one."""
         return [
             ("root", self.source_root, self.root),
             ("state", "goes on as it is", f"begins with {self.begins_with}"),
@@ -98,7 +98,7 @@ class ForkPlan:
         ]
 
     def steps(self) -> list[str]:
-        """What is done, in order, in words."""
+        """Return the steps, in order, in words."""
         saved = [] if self.place else [f"make a savepoint of {self.of}, which goes on running"]
         removed = "remove the copy" if self.place else "remove the copy and the savepoint"
         return [
@@ -111,7 +111,7 @@ class ForkPlan:
         ]
 
     def notes(self) -> list[str]:
-        """What whoever compares the two has to know."""
+        """Return notes for a comparison of the two jobs."""
         return [
             f"rows that {self.of} has put out before are in its output alone: {self.job} writes what comes of the "
             "input after that place",
@@ -120,7 +120,7 @@ class ForkPlan:
         ]
 
     def markdown(self) -> str:
-        """For Dagster's metadata."""
+        """Return the plan for Dagster's metadata."""
         lines = [f"| | {self.of} | {self.job} |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in self.rows())]
         lines += ["", *(f"{number}. {step}" for number, step in enumerate(self.steps(), 1))]
         return "\n".join([*lines, *(f"\nNote: {note}" for note in self.notes())])
@@ -139,14 +139,14 @@ class ForkPlan:
 
 
 def plan_fork(job: str, request: ForkRequest, found: ForkFound, timeout_s: float) -> ForkPlan:
-    """Plan.
+    """Plan a fork.
 
     Args:
         job: the new one.
-        timeout_s: if the request names none.
+        timeout_s: if the request has no limit.
 
     Raises:
-        InvalidConfiguration: a number cannot be, or the two jobs would be in each other's way.
+        InvalidConfiguration: a number is out of range, or the two jobs would be in each other's way.
         SnapshotInUse: the new job has begun already.
     """
     if not 0 <= request.timeout_s <= TIMEOUT_MAX_S:
@@ -183,7 +183,8 @@ def plan_fork(job: str, request: ForkRequest, found: ForkFound, timeout_s: float
 
 
 def refuse_itself(job: str, of: str) -> None:
-    """
+    """Refuse a fork of a job from itself.
+
     Raises:
         InvalidConfiguration: they are one job.
     """
@@ -194,9 +195,11 @@ def refuse_itself(job: str, of: str) -> None:
 
 
 def _refuse_one_root(job: str, of: str, found: ForkFound) -> None:
-    """
+    """Refuse roots that overlap.
+
     Raises:
-        InvalidConfiguration: the roots are one, or one lies in the other: who cleans up in one is in the other too.
+        InvalidConfiguration: the roots are one, or one is inside the other: a cleanup of one would delete in the other
+            too.
     """
     one, other = f"{found.source_root.rstrip('/')}/", f"{found.root.rstrip('/')}/"
     if one.startswith(other) or other.startswith(one):

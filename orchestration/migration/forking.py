@@ -1,13 +1,13 @@
-"""What a fork does beside starting and watching a driver: the new job gets a snapshot of the other one as its first, or
-everything is as if nobody had tried.
+"""The effects of a fork beside starting and watching a driver: the new job gets a snapshot of the other one as its
+first, or everything is restored as it was before.
 
-    save     a savepoint of the other job, which goes on running
-    copy     all that it needs goes to the root of the new job, as a start with NO_CLAIM brings it
+    save     a savepoint of the other job, which continues to run
+    copy     all objects that it needs go to the root of the new job, as a start with NO_CLAIM copies them
     verify   the copy is read and compared
-    clear    what was copied is removed, and the savepoint; of a new job that has committed nothing
+    clear    the copy and the savepoint are removed; only if the new job has committed nothing
 
-Each may be repeated. The other job is only read, but for the savepoint, and for a pin as long as is copied from it.
-From then on the new job needs nothing of it, and its retention and garbage collection know nothing of the other's.
+Each may be repeated. The other job is only read, except for the savepoint, and for a pin while it is copied from. From
+then on the new job needs nothing of it, and retention and garbage collection of the two are independent.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["FORK_STEPS", "ForkSide", "Forks"]
 
 FORK_STEPS: Final[frozenset[MigrationStep]] = frozenset({"save", "copy", "verify", "clear"})
 _RECORD: Final[tuple[ObjectKind, ...]] = ("migration",)
-"""Of a root that is cleared this stays: what was tried, and the numbers that follow."""
+"""When a root is cleared this is kept: the record of the attempt, and the numbers that follow."""
 _CAN_SAVE: Final = frozenset({"healthy", "starting"})
-"""A driver that makes the savepoint that it is asked for; of all others the newest snapshot is taken as it is."""
+"""A driver in one of these states makes a requested savepoint; of all others the newest snapshot is taken as it is."""
 
 
 @dataclass(frozen=True)
 class ForkSide:
-    """One of the two jobs, where it lives."""
+    """One of the two jobs, at its place."""
 
     job: JobSpec
     catalog: Catalog
@@ -54,12 +54,12 @@ class ForkSide:
 
 
 class Forks:
-    """Of one job, which begins with the state of another one.
+    """The effects on one job, which begins with the state of another one.
 
     Args:
         side, source: the new job, and the other one.
         poll: waits between two looks at a store.
-        say: told in a line what is done.
+        say: gets a line on each action.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class Forks:
         self._poll, self._say = poll, say
 
     def plan(self, request: ForkRequest) -> ForkPlan:
-        """Look what a fork would do; only reads.
+        """Plan a fork; only read.
 
         Raises:
             JobNotFound, MissingSnapshot: the other job has nothing to begin with, or there is no such snapshot.
-            InvalidConfiguration, SnapshotInUse: it cannot be.
+            InvalidConfiguration, SnapshotInUse: the fork is not possible.
         """
         source, job = self._source, self._side.job
         refuse_itself(job.name, request.of)
         info = source.catalog.job_info()
         place = self._place(request.at)
-        # Also refuses what a start from there would: a source that was claimed, a savepoint that is not complete.
+        # Also refuses what a start from there would refuse: a claimed source, a savepoint that is not complete.
         has_begun = read_job_info(self._root) is not None or read_boundary(self._root).is_tombstone
         found = None
         if not has_begun and source.catalog.root.url != self._root.url:
@@ -108,7 +108,7 @@ class Forks:
         )
 
     def do(self, migration: Migration) -> dict[str, Any]:
-        """The effect of one of `FORK_STEPS`."""
+        """Do the effect of one of `FORK_STEPS`."""
         effects: dict[MigrationStep, Callable[[Migration], dict[str, Any]]] = {
             "save": self._save,
             "copy": self._copy,
@@ -118,7 +118,7 @@ class Forks:
         return effects[migration.step](migration)
 
     def savepoint_place(self, name: str) -> str:
-        """Where a savepoint of the other job is."""
+        """Return the place of a savepoint of the other job."""
         return self._source.catalog.root.child(savepoint_path(name)).url
 
     # --- there -------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Forks:
 
     def _clear(self, migration: Migration) -> dict[str, Any]:
         if self._has_committed(migration):
-            # What it has published would come again under the same numbers if it were begun anew.
+            # The output that it has published would come again under the same numbers if it were begun again.
             self._side.effects.run_on(migration, "it had made a checkpoint when its fork was abandoned")
             why = (
                 f"it was ended for being late, had made a checkpoint by then, and was started again: {migration.reason}"
@@ -170,7 +170,7 @@ class Forks:
         return any(catalog.manifest(snapshot_id).kind == "checkpoint" for snapshot_id in after)
 
     def _remove_copy(self, migration: Migration) -> None:
-        """All of the new job's root, but the record."""
+        """Remove all of the new job's root, except the record."""
         info = read_job_info(self._root)
         if info is not None and info.uid != migration.uid:
             self._say(f"{self._root.url} was begun by somebody else, and stays")
@@ -187,12 +187,12 @@ class Forks:
                 keep=_RECORD,
             )
         except JobNotFound:
-            return  # nothing was copied yet, or it is gone, by an attempt that was cut
+            return  # nothing was copied yet, or an interrupted attempt has removed it
         if done.failures:
             self._say(f"{len(done.failures)} objects stay in {self._root.url}, which no job uses")
 
     def _remove_savepoint(self, migration: Migration) -> None:
-        """The one that was made for the fork, and the pin of an attempt that was killed."""
+        """Remove the savepoint that was made for the fork, and the pin of an attempt that was killed."""
         source, actor = self._source.catalog.root, self._actor
         self._unpin(source, migration)
         for name in savepoint_names_of(migration.savepoint) if migration.savepoint else ():
@@ -200,7 +200,7 @@ class Forks:
             try:
                 delete_savepoint(source, name, clock=actor.clock, ids=actor.ids, owner=actor.owner)
             except MissingSnapshot:
-                continue  # it was not made, or is gone
+                continue  # it was not made, or is removed
             except SnapshotInUse as error:
                 self._say(f"savepoint {name!r} of job {self._source.job.name!r} stays: {error}")
 
@@ -213,13 +213,13 @@ class Forks:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def _place(self, at: str) -> str:
-        """What the new job begins with; empty if that is a savepoint which is to be made."""
+        """Return the place that the new job begins with; empty if that is a savepoint which is to be made."""
         root = self._source.catalog.root
         if at:
             wanted = own_restore_point(at)
             if isinstance(wanted, int):
                 return f"{root.url}@{wanted}"
-            read_savepoint(root, wanted)  # a name that is none is told so in these words
+            read_savepoint(root, wanted)  # raises the error for a name that cannot be one
             return self.savepoint_place(wanted)
         if self._source.effects.seen().health.verdict in _CAN_SAVE:
             return ""
@@ -240,8 +240,8 @@ class Forks:
         )
 
     def _shared_outputs(self, identity: str) -> tuple[str, ...]:
-        """Options of the new job that name a folder which the other one writes to: its sinks have left their names in
-        it. Only what the file declares a path can be looked at."""
+        """Return the options of the new job that name a folder which the other one writes to: its sinks have left their
+        names in it. Only options that the file declares as paths can be examined."""
         job = self._side.job
         return tuple(
             f"options.{name}"

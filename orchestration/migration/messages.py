@@ -1,4 +1,4 @@
-"""What people are told of a migration or a fork: what it is about to do, and how it ended."""
+"""Messages for people about a migration or a fork: its next step, and its result."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _SAID: Final[dict[MigrationStep, str]] = {
 
 
 def said_of(migration: Migration) -> str:
-    """What a step is about to do, for people."""
+    """Return the text of the effect of a step, for people."""
     of_a_fork = _SAID_OF_A_FORK.get(migration.step) if migration.fork_of else None
     return of_a_fork or _SAID[migration.step]
 
 
 def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | None:
-    """What a migration that is over ends its caller with; None if it was kept.
+    """Return the error that an ended migration ends its caller with; None if it was kept.
 
     Args:
-        failure: of the migrator; empty: what is recorded.
+        failure: of the migrator; empty: the recorded one.
     """
     if migration.step == "kept":
         return None

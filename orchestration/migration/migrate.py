@@ -1,8 +1,8 @@
-"""A migration, carried out: the plain function under `stillstate migrate` and Dagster's `migrate_<job>`.
+"""The execution of a migration: the plain function under `stillstate migrate` and Dagster's `migrate_<job>`.
 
-Each step is recorded before its effect (state_runtime/snapshot/migration.py), and each effect may be repeated: it looks
-first what of it is there already. So whoever goes on after a crash does the recorded step once more, and nothing before
-it. Safety does not rest on the order alone: terms decide who may write, as they always do.
+Each step is recorded before its effect (state_runtime/snapshot/migration.py), and each effect may be repeated: it first
+checks which part is already done. So the process that resumes after a crash does the recorded step once more, and no
+step before it. Safety does not depend on the order alone: terms decide which driver may write.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["Migrator", "Place", "fork_or_resume", "migrate_or_resume", "migrator
 
 
 _THERE: Final = frozenset({"start", "watch", "stop-new"})
-"""Steps whose driver is the one at the target, of a job that is moved."""
+"""Steps at which the driver of a moved job is the one at the target."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Migrator:
     """Migrates one job.
 
     Args:
-        job: as the file says, where it lives; or from where it is moved.
+        job: with the file's settings, where it lives; or from where it is moved.
         target: to where it is moved, or may be; None if the file names no such place.
-        other: opens another job of the file, by its name; of a fork, with what makes its savepoints.
+        other: opens another job of the file by its name, with the maker of its savepoints; for a fork.
         savepointer, actor, poll, say: see `Effects`.
         on_point: called after each record and after each effect; tests die there.
 
@@ -109,12 +109,12 @@ class Migrator:
             self._moves = Moves(self._root, target.catalog.root, actor, poll=self._poll, say=say)
 
     def plan(self, request: Request) -> MigrationPlan:
-        """Look what a migration would do; only reads.
+        """Plan a migration; only read.
 
         Raises:
             JobNotFound, MissingSnapshot: the job has nothing to migrate, or there is no such snapshot.
             SnapshotInUse: a migration is under way.
-            InvalidConfiguration: it cannot be.
+            InvalidConfiguration: the migration is not possible.
         """
         self._refuse_under_way()
         self._catalog.job_info()
@@ -147,18 +147,18 @@ class Migrator:
         )
 
     def plan_fork(self, request: ForkRequest) -> ForkPlan:
-        """Look what it would take to let the job begin beside another one, with that one's state; only reads.
+        """Plan to let the job begin beside another one, with that one's state; only read.
 
         Raises:
             JobNotFound, MissingSnapshot: the other job is not in the file, or has nothing to begin with.
             SnapshotInUse: a migration is under way, or the job has begun already.
-            InvalidConfiguration: it cannot be.
+            InvalidConfiguration: the fork is not possible.
         """
         self._refuse_under_way()
         return self._forks(request.of).plan(request)
 
     def fork(self, plan: ForkPlan) -> Migration:
-        """Carry a plan out, to its end; see `migrate`."""
+        """Execute a plan to its end; see `migrate`."""
         now_ms, uid = self._actor.clock.now_ms(), self._actor.ids.uid()
         savepoint = "" if plan.place else f"fork-{uid[:12].lower()}"
         first = Migration(
@@ -182,13 +182,13 @@ class Migrator:
         return self._go_on(begin_migration(self._root, first), self._root)
 
     def migrate(self, plan: MigrationPlan) -> Migration:
-        """Carry a plan out, to its end.
+        """Execute a plan to its end.
 
         Returns:
             The last step: `kept` or `rolled-back` (`error_of`).
 
         Raises:
-            SnapshotInUse: another migration is under way, or somebody else goes on with this one.
+            SnapshotInUse: another migration is under way, or another process continues this one.
             Unavailable: the store did not answer, or a driver did not stop. The migration stays where it is: resume it.
                 A store that refuses (no room, no permission) does not end like this: the migration is taken back.
             StillstateError: it could not be taken back; the same.
@@ -216,10 +216,11 @@ class Migrator:
         return self._go_on(begin_migration(self._root, first), self._root)
 
     def resume(self) -> Migration:
-        """Go on with the migration that is under way, whoever began it.
+        """Continue the migration that is under way, no matter who began it.
 
         Raises:
-            InvalidConfiguration: there is none. SnapshotInUse: its owner lives. And what `migrate` raises.
+            InvalidConfiguration: no migration is under way. SnapshotInUse: its owner lives. And the errors of
+                `migrate`.
         """
         found = self._newest_open()
         if found is None:
@@ -228,20 +229,21 @@ class Migrator:
             raise SnapshotInUse(f"job {self._job.name!r}: {found} is under way, and that process lives; let it end")
         refuse_other_target(found, None if self._target is None else self._target.catalog.root)
         if found.fork_of:
-            self._forks(found.fork_of)  # refused before anything is taken over, where the file has no such job
+            self._forks(found.fork_of)  # refused before anything is taken over, if the file has no such job
         root = self._home()
         return self._go_on(
             take_migration_over(root, found, self._actor.owner, self._actor.clock, process_space()), root
         )
 
     def is_under_way(self) -> Migration | None:
-        """The migration that is, or was when its process died; None if there is none."""
+        """Return the migration that is under way, or was when its process died; None without one."""
         return self._newest_open()
 
     # --- the machine -------------------------------------------------------------------------------------------------
 
     def _go_on(self, migration: Migration, root: Store) -> Migration:
-        """To the end. `root` has the record: of a job that is moved, where that lives at the moment."""
+        """Execute the steps to the end. `root` has the record: for a job that is moved, the root where the record is at
+        the moment."""
         while migration.is_open:
             self.history.append(migration)
             self._on_point(f"recorded {migration.step}")
@@ -267,7 +269,7 @@ class Migrator:
                     raise
                 self._say(f"{migration.step} failed: {error}")
                 self.failure = f"{migration.step}: {error}"
-                # A line for the store; what a driver wrote last may be anything, and stays with who looks on.
+                # A line for the store; a driver's last output may contain anything, and is only shown to the caller.
                 reason = self.failure.split("\n")[0].split(f". {LOG_FOLLOWS}")[0]
                 step, changes = back, {"reason": reason}
                 if isinstance(error, RolledBack) and error.stays_stopped:
@@ -284,7 +286,7 @@ class Migrator:
         return migration
 
     def _do(self, migration: Migration) -> dict[str, Any]:
-        """The effect of a step."""
+        """Do the effect of a step."""
         if migration.fork_of and migration.step in FORK_STEPS:
             return self._forks(migration.fork_of).do(migration)
         if not migration.to_root:
@@ -305,7 +307,8 @@ class Migrator:
         return (self._there if migration.step in _THERE else self._effects).do(migration)
 
     def _forks(self, of: str) -> Forks:
-        """
+        """Return the effects of a fork of another job.
+
         Raises:
             JobNotFound: the file has no job of that name.
         """
@@ -326,22 +329,22 @@ class Migrator:
             )
 
     def _plan_move(self) -> MovePlan:
-        """What would go to the target; refused where it cannot.
+        """Plan the move to the target; refuse it if it is not possible.
 
         Raises:
-            InvalidConfiguration: the file names no target, or the job lives there already, or something else does.
+            InvalidConfiguration: the file names no target, or the job lives there already, or the target holds other data.
         """
         if self._target is None:
             raise InvalidConfiguration(
                 f"job {self._job.name!r} is in {self._root.url}, and the file names no other place to move it to: put "
                 "that into `migration.to_store`, or if the job lives there already, edit `store`"
             )
-        # As a copy: of a move the run that lives would be in the way, and it is stopped first.
+        # Planned as a copy: a move would be refused because of the living run, which is stopped first.
         root = self._target.catalog.root
         return plan_move(self._root, root, mode="copy", snapshot_id=None, clock=self._actor.clock)
 
     def _home(self) -> Store:
-        """The root that has the record now."""
+        """Return the root that has the record now."""
         if self._target is not None and is_home(self._target.catalog.root):
             return self._target.catalog.root
         return self._root
@@ -351,7 +354,8 @@ class Migrator:
         return found if found is not None and found.is_open else None
 
     def _running(self, status: RunStatus | None, parallelism: int) -> RunSettings:
-        """What the newest run has or had: as it says itself, else as the last migration or the file said."""
+        """Return the settings that the newest run has or had: as it reports them, else as the last migration or the
+        file has them."""
         last, file = read_migration(self._root), settings_of(self._job)
         held = last.settings if last is not None else file
         said = RunSettings() if status is None else said_by(status)
@@ -369,11 +373,11 @@ def migrator_of(
     say: Callable[[str], object] = lambda line: None,
     on_point: Callable[[str], object] = lambda point: None,
 ) -> Migrator:
-    """A migrator whose savepoints are made as `stillstate savepoint --stop` makes them.
+    """Make a migrator whose savepoints are made as `stillstate savepoint --stop` makes them.
 
     Args:
         catalog, launcher: open them, of a job where it is.
-        jobs: looks jobs of the file up, by name: whoever goes on with a fork needs the other job.
+        jobs: looks up jobs of the file by name: resuming a fork needs the other job.
         on_point: see `Migrator`.
     """
 
@@ -413,7 +417,7 @@ def _unknown(name: str) -> JobSpec:
 def _places(
     job: JobSpec, catalog: Callable[[JobSpec], Catalog], launcher: Callable[[JobSpec], Launcher]
 ) -> tuple[Place, Place | None]:
-    """Where the job is, or is moved from; and to where it may be moved, if the file says so."""
+    """Return the place where the job is, or is moved from; and the target of a move, if the file names one."""
 
     def place(at: JobSpec) -> Place:
         return Place(at, catalog(at), launcher(at))
@@ -424,28 +428,28 @@ def _places(
     if is_home(there.catalog.root):
         migration = read_migration(there.catalog.root)
         if migration is None or not migration.is_open or migration.to_root != there.catalog.root.url:
-            return there, None  # it was moved, and nobody has edited the file yet
+            return there, None  # it was moved, and the file is not edited yet
     return place(at_source(job)), there
 
 
 def migrate_or_resume(
     migrator: Migrator, request: Request, *, on_plan: Callable[[MigrationPlan], object]
 ) -> Migration | None:
-    """What a run of Dagster's does, and does again when it is repeated: go on with a migration whose process is gone,
-    else plan one and carry it out.
+    """Run or resume a migration, as a run of Dagster's does: continue a migration whose process is gone, else plan one
+    and execute it. Safe to repeat.
 
     Args:
-        on_plan: told of a new plan before anything is done.
+        on_plan: gets a new plan before anything is done.
 
     Returns:
-        The last step; None if the job runs as it is wanted to.
+        The last step; None if the job already runs with the wanted settings.
 
     Raises:
-        SnapshotInUse: a migration to something else is under way. And what `Migrator` raises.
+        SnapshotInUse: a migration to other settings is under way. And the errors of `Migrator`.
     """
     under_way = migrator.is_under_way()
     if under_way is not None and request.if_term:
-        return None  # somebody else's, and begun since it was asked for
+        return None  # another process's, begun after the request
     if under_way is None:
         plan = migrator.plan(request)
         on_plan(plan)
@@ -459,13 +463,13 @@ def migrate_or_resume(
 
 
 def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callable[[ForkPlan], object]) -> Migration:
-    """The same of a fork: go on with the one that was cut, else plan one and carry it out.
+    """Run or resume a fork: continue the interrupted one, else plan one and execute it.
 
     Returns:
         The last step.
 
     Raises:
-        SnapshotInUse: something else is under way, or the job has begun already. And what `Migrator` raises.
+        SnapshotInUse: another migration is under way, or the job has begun already. And the errors of `Migrator`.
     """
     under_way = migrator.is_under_way()
     if under_way is None:
@@ -480,7 +484,7 @@ def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callabl
 
 
 def _lives_here(migration: Migration, actor: Actor) -> bool:
-    """Whether the process that recorded a step certainly lives: only knowable on its own host."""
+    """Whether the process that recorded a step certainly lives: only its own host can tell."""
     host, _, pid = migration.owner.rpartition(":")
     if host != actor.host or not pid.isdigit() or int(pid) == actor.pid:
         return False

@@ -1,13 +1,13 @@
-"""What a migration to another store does beside starting and stopping drivers: the root goes there, the old one is
-given up in the end, or the new one is, and the job is home again.
+"""The effects of a migration to another store beside starting and stopping drivers: the root goes to the target. In the
+end the old root is deleted; or the new root is, and the job is home again.
 
-    move       the old root is fenced and copied; the record comes along; then the new one counts (job_location.py)
-    leave      the old root is deleted; what stays in its place turns every start away
-    go-home    the record goes on in the old root; the new one is deleted, so that the old one counts; it is let go
+    move       the old root is fenced and copied; the record is copied too; then the new one counts (job_location.py)
+    leave      the old root is deleted; the tombstone that stays in its place refuses every start
+    go-home    the record continues in the old root; the new one is deleted, so that the old one counts; it is released
 
-Each may be repeated. While the new root counts the old one is whole and fenced (`moving.json`), so that nobody runs
-there and the job can go back. It only does as long as the new run has committed nothing: what that has published would
-otherwise come again under the same numbers.
+Each may be repeated. While the new root counts, the old one is whole and fenced (`moving.json`), so that no run starts
+there and the job can go back. It goes back only if the new run has committed nothing: otherwise its published output
+would come again under the same numbers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ POLL_S: Final = 0.5
 
 
 class Moves:
-    """Of one job, between two roots.
+    """The effects on one job, between two roots.
 
     Args:
         poll: waits between two looks at a store.
-        say: told in a line what is done.
+        say: gets a line on each action.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Moves:
         self._poll, self._say = poll, say
 
     def move(self, migration: Migration) -> dict[str, Any]:
-        """Bring everything to the target, and let it count.
+        """Copy everything to the target, and let the target count.
 
         Raises:
-            Unavailable, if it can pass: it stays where it is; repeat it. StillstateError: the job still lives at the
-                source.
+            Unavailable, if it can pass: the migration stays where it is; repeat it. StillstateError: the job still
+                lives at the source.
         """
         try:
             if not is_home(self._target):
@@ -70,16 +70,16 @@ class Moves:
             if can_pass(error):
                 raise
             if is_home(self._target):
-                # Whoever relieved this process has brought it there: nothing may be taken back here.
+                # A process that took over from this one has finished the move: nothing may be taken back here.
                 raise Unavailable(f"{self._target.url} counts already: {error}") from error
             raise
         return {}
 
     def leave(self, migration: Migration) -> dict[str, Any]:
-        """Give the source up; what stays there turns away who would begin the job anew.
+        """Delete the source; its tombstone refuses to begin the job again there.
 
         Raises:
-            SnapshotInUse: somebody needs it, and is named; repeat it when they are done.
+            SnapshotInUse: another user needs it, and is named; repeat it when that user is done.
         """
         if self._source.list_names("") != [MOVING_FILE]:
             self._execute(keep_source=False, before_decided=lambda: None)
@@ -114,12 +114,12 @@ class Moves:
         """Let the source count again, with the next step of the migration recorded there.
 
         Raises:
-            SnapshotInUse: somebody needs the target, and is named; repeat it when they are done.
+            SnapshotInUse: another user needs the target, and is named; repeat it when that user is done.
         """
         here = read_migration(self._source)
         check(here is not None and here.uid == migration.uid, "the source has the record of what began there")
         if here is not None and here.step == "move":
-            # Before the target stops counting: whoever looks at the source from then on knows what to do.
+            # Before the target stops counting: from then on the source's record shows the next step.
             record_step(
                 self._source,
                 here,
@@ -133,7 +133,7 @@ class Moves:
         self._give_target_up()
 
     def free(self) -> None:
-        """The source is nobody's to move any more; what lies at the target will never be used."""
+        """Release the source from the move; files at the target will never be used."""
         moving = read_moving(self._source)
         if moving is not None and (moving.role, moving.other_url) == ("source", self._target.url):
             if read_boundary(self._target).is_tombstone or read_moving(self._target) is None:
@@ -164,7 +164,7 @@ class Moves:
                 with_savepoints=True,
             )
         except JobNotFound:
-            return  # gone, by an attempt that was cut
+            return  # an interrupted attempt has removed it
         if done.failures:
             self._say(f"{len(done.failures)} objects stay in {self._target.url}, which no job uses: remove the folder")
 
@@ -187,9 +187,9 @@ class Moves:
 
 
 def wait_until_quiet(root: Store, actor: Actor, poll: Callable[[float], object]) -> None:
-    """A run that was killed has left a heartbeat that looks alive for a while."""
+    """Wait while the heartbeat of a killed run still looks alive."""
     if read_job_info(root) is None:
-        return  # nobody runs there, or it is being removed
+        return  # no run is there, or it is being removed
     catalog = Catalog.of_root(root, actor.clock)
     deadline_s = actor.clock.monotonic_s() + QUIET_WITHIN_S
     while live_run(catalog, actor.clock) is not None and actor.clock.monotonic_s() < deadline_s:
@@ -197,10 +197,10 @@ def wait_until_quiet(root: Store, actor: Actor, poll: Callable[[float], object])
 
 
 def refuse_other_target(migration: Migration, target: Store | None) -> None:
-    """A migration that is under way goes on to where it was begun to.
+    """Refuse to continue a migration to another target than the one with which it was begun.
 
     Raises:
-        InvalidConfiguration: the file names another place by now, or none.
+        InvalidConfiguration: the file names another place by now, or no place.
     """
     if migration.to_root and (target is None or target.url != migration.to_root):
         raise InvalidConfiguration(

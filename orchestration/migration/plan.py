@@ -1,9 +1,9 @@
-"""What a migration would do, decided from what the job runs with and what is wanted; pure.
+"""The plan of a migration, decided from the job's present and wanted settings; pure.
 
 wanted is          where it comes from
-one setting        named in the call: it alone changes, whatever the file says of the others
-all of them        nothing is named: the file
-a restart          nothing changes but the code, and whoever asks says that this is meant
+one setting        named in the call: it alone changes, even if the file differs in others
+all of them        no setting is named: the file
+a restart          nothing changes but the code, and the request names the restart
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _UNSETTLED: Final[frozenset[Verdict]] = frozenset({"starting", "restarting"})
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What somebody asks for.
+    """The request for a migration.
 
     Attributes:
         settings: the named ones; 0 and empty are not named.
-        go_back_to: a place that the job is taken back to; empty: it goes on from where it stops.
+        go_back_to: a place that the job is taken back to; empty: it continues from where it stops.
         is_restart: also if no setting changes.
         is_move: to `migration.to_store`.
-        checkpoints: that many of the new run must come before it is kept.
-        timeout_s: within so long; 0: `recovery.first_checkpoint_s`.
+        checkpoints: number of checkpoints that the new run must make before it is kept.
+        timeout_s: time limit for them; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
         if_term: only if this run of the driver is healthy and the file says the same; 0: in any case.
     """
@@ -76,7 +76,7 @@ class Request:
     if_term: int = 0
 
     def is_of(self, migration: Migration) -> bool:
-        """Whether a migration that is under way may be what is asked for."""
+        """Whether a migration that is under way may be the requested one."""
         named, target = self.settings, migration.target
         return (
             named.parallelism in (0, target.parallelism)
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is named: then the file says what is wanted."""
+        """Whether no setting is named: then the file has the wanted ones."""
         return self.settings == UNNAMED and not self.go_back_to and not self.is_restart and not self.is_move
 
 
@@ -96,11 +96,11 @@ class Found:
     """The job as it is.
 
     Attributes:
-        running: what its newest run has, or had.
+        running: the settings that its newest run has, or had.
         verdict, why: of its driver.
         term: its newest run.
         snapshot_id: its newest.
-        snapshot_bytes: what that refers to.
+        snapshot_bytes: total size of the objects that it refers to.
     """
 
     running: RunSettings
@@ -113,7 +113,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that is another than it is wanted to be."""
+    """One setting that differs from the wanted one."""
 
     setting: str
     runs_with: str
@@ -122,17 +122,17 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan:
-    """What would be done.
+    """The plan of a migration.
 
     Attributes:
         before, target: all settings, before it and after it.
-        changes: what differs between the two.
-        file_says: what of the target the file says otherwise: it holds until the next migration all the same.
+        changes: the differences between the two.
+        file_says: settings of the target that differ from the file: they hold until the next migration all the same.
         was_running: whether the job runs, or should.
-        go_back_to: where the content comes from, in words; empty: from where the job stops.
-        outdated: why what was asked for is not done any more; empty: it is.
-        is_automatic: the file asks Dagster to bring the job to what it says.
-        move: what goes to another store; None: the job stays where it is.
+        go_back_to: the place of the content, in words; empty: the job continues from where it stops.
+        outdated: why the request no longer applies; empty: it applies.
+        is_automatic: the file asks Dagster to migrate the job to its settings.
+        move: the move to another store; None: the job stays where it is.
     """
 
     job: str
@@ -153,11 +153,11 @@ class MigrationPlan:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the job runs as it is wanted to, or nobody wants it any more."""
+        """Whether the job already runs as wanted, or the request is outdated."""
         return bool(self.outdated) or (not self.changes and not self.go_back_to)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Setting, what it is, what it becomes: of all that the plan is about."""
+        """Return setting, present value and target value for all settings of the plan."""
         changed = {c.setting for c in self.changes}
         pairs = (
             ("parallelism", str(self.before.parallelism or "?"), str(self.target.parallelism or "?")),
@@ -170,7 +170,7 @@ class MigrationPlan:
         return rows
 
     def steps(self) -> list[str]:
-        """What is done, in order, in words."""
+        """Return the steps, in order, in words."""
         stop = "make a savepoint and stop the driver" if self.was_running else "make a savepoint (the job does not run)"
         back = [f"go back, in place, to {self.go_back_to}"] if self.go_back_to else []
         many = "its first checkpoint" if self.checkpoints == 1 else f"its first {self.checkpoints} checkpoints"
@@ -196,14 +196,14 @@ class MigrationPlan:
         ]
 
     def markdown(self) -> str:
-        """For Dagster's metadata."""
+        """Return the plan for Dagster's metadata."""
         lines = ["| | is | becomes |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in self.rows()), ""]
         lines += [f"{number}. {step}" for number, step in enumerate(self.steps(), 1)]
         lines += [f"\nNothing is done: {self.outdated}"] if self.outdated else []
         return "\n".join(lines + [f"\nThe file says: {said}" for said in self.notes()])
 
     def notes(self) -> list[str]:
-        """What the file says otherwise."""
+        """Return notes on the settings that differ from the file."""
         until = "until the next migration"
         if self.is_automatic:
             until += ", which Dagster begins by itself (`migration.automatic`): change the file too"
@@ -228,8 +228,8 @@ class MigrationPlan:
 
 
 def differences(running: RunSettings, wanted: RunSettings) -> tuple[Difference, ...]:
-    """What of `wanted` a job does not run with. What either leaves open is no difference: nobody knows, or nobody
-    minds."""
+    """Return the settings of `wanted` that a job does not run with. A setting that either side leaves open is no
+    difference: it is unknown, or any value will do."""
     found = []
     if wanted.parallelism and running.parallelism and wanted.parallelism != running.parallelism:
         found.append(Difference("parallelism", str(running.parallelism), str(wanted.parallelism)))
@@ -239,7 +239,7 @@ def differences(running: RunSettings, wanted: RunSettings) -> tuple[Difference, 
 
 
 def wanted_settings(request: Request, file: RunSettings) -> RunSettings:
-    """What the job is to run with; see the module."""
+    """Return the settings that the job is to run with; see the module."""
     return file if request.is_empty else request.settings
 
 
@@ -253,16 +253,16 @@ def plan_migration(
     is_automatic: bool = False,
     move: MovePlan | None = None,
 ) -> MigrationPlan:
-    """Plan.
+    """Plan a migration.
 
     Args:
-        file: what `stillstate.yaml` says.
-        timeout_s: if the request names none.
+        file: the settings of `stillstate.yaml`.
+        timeout_s: if the request has no limit.
         is_automatic: `migration.automatic`.
-        move: what goes to another store, if that is asked for.
+        move: the move to another store, if it is requested.
 
     Raises:
-        InvalidConfiguration: a number of the request cannot be, or the driver is about to come up.
+        InvalidConfiguration: a number of the request is out of range, or the driver is about to come up.
     """
     if not 0 <= request.settings.parallelism <= MAX_PARALLELISM:
         raise InvalidConfiguration(f"parallelism {request.settings.parallelism} is outside 1 … {MAX_PARALLELISM}")
@@ -304,7 +304,7 @@ def plan_migration(
 
 
 def _outdated(request: Request, found: Found, file_says: Sequence[Difference]) -> str:
-    """Why what a sensor asked for is not done: the job, or the file, is another by now."""
+    """Return why a sensor's request no longer applies: the job, or the file, has changed since."""
     if not request.if_term:
         return ""
     if found.term != request.if_term or found.verdict != "healthy":
@@ -313,6 +313,6 @@ def _outdated(request: Request, found: Found, file_says: Sequence[Difference]) -
 
 
 def said_by(status: RunStatus) -> RunSettings:
-    """The settings that a run says it has."""
+    """Return the settings that a run reports."""
     backend = status.backend
     return RunSettings(status.parallelism, backend if backend in ("arrow", "rocksdb") else "")  # type: ignore[arg-type]

@@ -1,25 +1,25 @@
-"""Which step of a migration follows which, and what becomes of a new run that is watched; pure.
+"""The order of a migration's steps, and the judgement of a new run that is watched; pure.
 
 step        its effect                                          done              it failed
 save        a savepoint; then the driver stops                  verify            start-old
 verify      the savepoint is read and compared                  go-back or start  start-old
 move        the root is copied to another store, and counts     start             start-old
-copy        of a fork: what it begins with is in its own root   verify            clear
-go-back     the job goes back, in place, to what was named      start             stop-new
+copy        of a fork: its first snapshot is in its own root    verify            clear
+go-back     the job goes back, in place, to the named snapshot  start             stop-new
 start       a driver starts, with the target settings           watch             stop-new
 watch       its first checkpoints come                          kept              stop-new
-leave       of a job that was moved: the old root is given up   kept              raised: repeat it
-stop-new    whatever of the new run lives is ended              restore           raised: repeat it
-go-home     of a job that was moved: the new root is given up   start-old         raised: repeat it
+leave       of a job that was moved: the old root is deleted    kept              raised: repeat it
+stop-new    all processes of the new run are ended              restore           raised: repeat it
+go-home     of a job that was moved: the new root is deleted    start-old         raised: repeat it
 restore     in place to the savepoint, if there is newer state  start-old         raised: repeat it
 start-old   a driver starts, with the settings before           rolled-back       raised: repeat it
-clear       of a fork: what was copied is removed               rolled-back       raised: repeat it
+clear       of a fork: the copy is removed                      rolled-back       raised: repeat it
 
-A fork's `save` makes a savepoint of another job, which goes on running, and is left out where nothing is saved;
-`verify` reads the copy. Of a fork nothing is started again: each step before `kept` that fails leads to `clear`.
+A fork's `save` makes a savepoint of another job, which continues to run, and is left out if no savepoint is made;
+`verify` reads the copy. A fork has no driver to start again: each step before `kept` that fails leads to `clear`.
 
-What can pass by itself (the store does not answer) is no failure: it is raised, and the migration goes on from that
-step when somebody resumes it. A store that refuses (no room, no permission) has answered: that is a failure.
+An error that can pass by itself (the store does not answer) is no failure: it is raised, and the migration continues
+from that step when it is resumed. A store that refuses (no room, no permission) has answered: that is a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
     "start": "stop-new",
     "watch": "stop-new",
 }
-"""What follows a step that failed; of the others a failure is raised."""
+"""The step that follows a failed one; a failure of the other steps is raised."""
 
 _TAKEN_BACK_BY_OF_A_FORK: Final[dict[MigrationStep, MigrationStep]] = {
     "save": "clear",
@@ -82,7 +82,7 @@ _DONE: Final[dict[MigrationStep, MigrationStep]] = {
 
 
 def step_after(migration: Migration) -> MigrationStep:
-    """What follows a step that is done."""
+    """Return the step that follows a finished one."""
     if migration.fork_of and migration.step in _DONE_OF_A_FORK:
         return _DONE_OF_A_FORK[migration.step]
     if migration.step == "verify" and migration.go_back_to:
@@ -93,16 +93,16 @@ def step_after(migration: Migration) -> MigrationStep:
 
 
 def step_back_from(migration: Migration) -> MigrationStep | None:
-    """What follows a step that failed; None: it is raised, and the step is repeated."""
+    """Return the step that follows a failed one; None: the failure is raised, and the step is repeated."""
     return (_TAKEN_BACK_BY_OF_A_FORK if migration.fork_of else _TAKEN_BACK_BY).get(migration.step)
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What a look at the new run shows; `is_up` None: nothing is decided yet.
+    """The result of a look at the new run; `is_up` None: nothing is decided yet.
 
     Attributes:
-        is_stopped: it is not up because somebody has stopped it: the job stays stopped.
+        is_stopped: it is not up because a person has stopped it: the job stays stopped.
     """
 
     is_up: bool | None
@@ -113,8 +113,8 @@ class Watched:
 def judge_watched(
     status: RunStatus | None, migration: Migration, process: Liveness, *, made: int, is_late: bool
 ) -> Watched:
-    """Whether the new run is up, or will not come up. What counts are its checkpoints: each follows an epoch in which
-    every shard was restored, also while no rows come (`StartedBy.on_trial`). That comes once: of a source that has
+    """Judge whether the new run is up, or will not come up. Its checkpoints count: each follows an epoch in which every
+    shard was restored, also while no rows come (`StartedBy.on_trial`). Such an epoch comes once: if the source has
     nothing new when the deadline is over, one checkpoint is enough.
 
     Args:
@@ -146,7 +146,7 @@ def judge_watched(
 
 
 def has_same_state(one: Manifest, other: Manifest) -> bool:
-    """Whether two snapshots of a job are one state at one place of its input; a start alone changes neither."""
+    """Whether two snapshots of a job have the same state and input position; a start alone changes neither."""
     return all(
         getattr(one, field) == getattr(other, field)
         for field in ("segments", "layers", "shards", "source", "time", "drained")

@@ -1,1 +1,1 @@
-"""Telling somebody outside of Dagster that something is wrong, once, and that it is right again."""
+"""Notify a receiver outside of Dagster once when something is wrong, and once when it has passed."""

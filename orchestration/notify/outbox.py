@@ -1,13 +1,13 @@
-"""What is wrong, who was told of it, and who is still to be told; pure.
+"""The outbox: what is wrong, and which notifications were sent or are still to be sent; pure.
 
 A trouble goes through these states, and is written down after each:
 
-1. seen, and not told;
-2. told: nobody hears of it again while it lasts;
-3. passed, and that not told; a trouble that passed before anybody could be told is still told of, both times;
-4. gone from the book.
+1. seen, and not sent;
+2. sent: no further notification while it lasts;
+3. passed, and that not sent; a trouble that passed before it could be sent is still sent, both times;
+4. removed from the book.
 
-One that comes back in state 3 is in state 2 again: who heard of it was not told that it had passed.
+A trouble that comes back in state 3 is in state 2 again: its receiver was not notified that it had passed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["TEXT_CHARS_MAX", "Book", "Entry", "Message", "Trouble", "read_book"]
 BOOK_VERSION: Final = 1
 MESSAGE_VERSION: Final = 1
 TROUBLES_MAX: Final = 2000
-"""At once: those of two hundred streams, of which everything is wrong."""
+"""Entries at the same time: those of two hundred streams of which everything is wrong."""
 TEXT_CHARS_MAX: Final = 1000
-"""Of what is said of one; the rest is in Dagster."""
+"""Characters of the text of one; the rest is in Dagster."""
 
 State = Literal["failed", "passed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Something that is wrong.
+    """A fault that lasts.
 
     Attributes:
         key: the same as long as it is the same trouble.
@@ -65,14 +65,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Message:
-    """What a receiver gets of a trouble."""
+    """The message about a trouble to a receiver."""
 
     trouble: Trouble
     state: State
     at_ms: int
 
     def document(self) -> dict[str, Any]:
-        """As JSON; `version` is of this form."""
+        """Return the message as JSON; `version` is the version of this form."""
         return {
             "version": MESSAGE_VERSION,
             "state": self.state,
@@ -88,22 +88,22 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Book:
-    """All of them.
+    """All troubles.
 
     Attributes:
         entries: by the trouble's key, in the order in which they were seen.
-        read_id: of Dagster's newest event about a run that was looked at; None: none was yet.
+        read_id: of Dagster's newest event about a run that was read; None: no event was read yet.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     read_id: int | None = None
 
     def with_seen(self, red: Iterable[Trouble], passed: Mapping[str, int]) -> Book:
-        """The book after a look.
+        """Return the book after a look.
 
         Args:
-            red: what is wrong now.
-            passed: what is right now, by key, and since when; a key in neither is as it was.
+            red: the troubles that exist now.
+            passed: troubles that have passed: key, and since when; a key in neither is unchanged.
         """
         entries = dict(self.entries)
         for trouble in red:
@@ -119,7 +119,7 @@ class Book:
         return replace(self, entries=entries)
 
     def due(self) -> list[Message]:
-        """Whoever is to be told of what, who waits longest first; of each trouble the next message only."""
+        """Return the messages to send, the longest waiting first; of each trouble only the next message."""
         messages = [
             Message(e.trouble, "passed" if e.is_told else "failed", e.passed_ms if e.is_told else e.trouble.at_ms)
             for e in self.entries.values()
@@ -128,7 +128,7 @@ class Book:
         return sorted(messages, key=lambda message: message.at_ms)
 
     def after(self, message: Message) -> Book:
-        """The book when a message has arrived."""
+        """Return the book when a message has arrived."""
         entries = dict(self.entries)
         known = entries[message.trouble.key]
         if message.state == "passed":
@@ -138,7 +138,7 @@ class Book:
         return replace(self, entries=entries)
 
     def text(self) -> str:
-        """As versioned JSON."""
+        """Return the book as versioned JSON."""
         entries = [
             [t.key, t.stream, t.what, t.where, t.text, t.at_ms, e.is_told, e.passed_ms]
             for e in self.entries.values()
@@ -148,8 +148,8 @@ class Book:
 
 
 def read_book(text: str | None) -> Book:
-    """Parse a book. One that is not understood begins anew: what is wrong now is told once more, what has passed
-    meanwhile is not."""
+    """Parse a book. A book that cannot be parsed is replaced by an empty one: present troubles are sent once more,
+    troubles that have passed meanwhile are not."""
     try:
         data = json.loads(text or "{}")
         if data.get("version") != BOOK_VERSION:

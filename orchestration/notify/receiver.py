@@ -1,4 +1,4 @@
-"""One call to whoever is to be told: an HTTP request, or a command; each ends in time, whatever the other side does."""
+"""One call to a receiver: an HTTP request, or a command; each ends in time, even if the receiver does not answer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from stillstate.orchestration.config.notify import NotifySpec
 __all__ = ["NotTold", "tell"]
 
 _SAID_BYTES_MAX: Final = 2000
-"""Of what a command says when it fails."""
+"""Of the output of a command that fails."""
 
 
 class NotTold(StillstateError):
-    """A receiver did not take a message; it is tried again at the next tick."""
+    """A receiver did not take a message; the next tick sends it again."""
 
     kind = "not-told"
 
@@ -34,7 +34,7 @@ class NotTold(StillstateError):
 def tell(spec: NotifySpec, document: Mapping[str, Any], folder: Path) -> None:
     """Make one call.
 
-    It may have arrived although this raises: a receiver that answers too late is told once more.
+    The message may have arrived although this raises: a receiver that answers too late gets it once more.
 
     Args:
         folder: where a command begins.
@@ -66,7 +66,7 @@ def _post(spec: NotifySpec, body: bytes) -> None:
         except (OSError, http.client.HTTPException, ValueError) as error:
             found.append(error)
 
-    # Sockets have a time-out for each step only: a receiver that sends a byte now and then would be waited for.
+    # A socket's time-out holds for each step only: a receiver that sends a byte now and then would never time out.
     thread = threading.Thread(target=request, name="notify", daemon=True)
     thread.start()
     thread.join(spec.timeout_s)
@@ -83,7 +83,7 @@ def _post(spec: NotifySpec, body: bytes) -> None:
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:
-    """Wake a thread that still waits; its socket is nobody's any more."""
+    """Wake a thread that still waits; its socket is no longer used."""
     held = connection.sock
     if held is not None:
         try:

@@ -1,1 +1,1 @@
-"""Looking at many jobs at once: a store that hangs, refuses or drips costs its own jobs a look, and nobody else's."""
+"""Probes of many jobs at once: a store that hangs, refuses or answers slowly costs only its own jobs a look."""

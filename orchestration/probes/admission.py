@@ -1,12 +1,12 @@
-"""Which look may begin now, and what is known about each store; pure: every call is told the time.
+"""Which look may begin now, and what is known about each store; pure: every call gets the time.
 
-Three bounds, each for a trouble of its own:
+Three bounds, each for a different trouble:
 
-- a store has at most `per_store_max` looks under way, those counted that were given up and whose thread still hangs:
-  a black hole holds so many threads, and gets no more;
-- `side_by_side_max` looks work at once, so that hundreds of healthy jobs do not fight for the interpreter. One that has
-  taken `slow_s` waits for its store and takes no work from anybody: it gives its place to another;
-- a store whose breaker is open gets none.
+- a store has at most `per_store_max` looks under way, including abandoned ones whose thread still hangs: a store that
+never answers holds this many threads, and no more;
+- `side_by_side_max` looks work at once, so that hundreds of healthy jobs do not fight for the interpreter. A look that
+has taken `slow_s` waits for its store and uses no processor time: it gives its place to another;
+- a store whose breaker is open gets no look.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Admission:
         return "wait" if self._working(now_s) >= self._side_by_side_max else "go"
 
     def begin(self, store: str, now_s: float) -> Ticket:
-        """A look begins; `ask` has just said `go`."""
+        """Begin a look; `ask` has just returned `go`."""
         known = self._stores.setdefault(store, _Store())
         ticket = Ticket(store, now_s, known.breaker.state(now_s) == "half-open")
         known.breaker.is_probing = ticket.is_probe
@@ -79,7 +79,7 @@ class Admission:
         return ticket
 
     def ended(self, ticket: Ticket, now_s: float, *, answered: bool) -> None:
-        """A look's thread has ended. Of one that was given up before it counts only that its place is free."""
+        """End a look whose thread has ended. If the look was abandoned before, only its place becomes free."""
         known = self._stores[ticket.store]
         known.tickets.discard(ticket)
         if not ticket.is_abandoned:
@@ -91,21 +91,21 @@ class Admission:
             del self._stores[ticket.store]  # nothing to remember
 
     def abandon(self, ticket: Ticket, now_s: float) -> None:
-        """A look's time is up; its thread keeps its place until it ends, if ever."""
+        """Abandon a look whose time is up; its thread keeps its place until it ends, if ever."""
         ticket.is_abandoned = True
         self._stores[ticket.store].breaker.failed(now_s, began_s=ticket.began_s, probe=ticket.is_probe)
 
     def away_s(self, store: str, now_s: float) -> float:
-        """Since when the store does not answer, in seconds; 0 if it does."""
+        """Return for how many seconds the store has not answered; 0 if it answers."""
         since_s = self._stores.get(store, _Store()).breaker.since_s
         return 0.0 if since_s is None else max(0.0, now_s - since_s)
 
     def next_look_s(self, store: str, now_s: float) -> float:
-        """In how many seconds it is asked again."""
+        """Return in how many seconds the store is asked again."""
         return max(0.0, self._stores.get(store, _Store()).breaker.open_until_s - now_s)
 
     def changes_at_s(self, now_s: float) -> float:
-        """When a look that works now counts as slow; infinite if none does."""
+        """Return when a look that works now counts as slow; infinite if no look works."""
         moments = (ticket.began_s + self._slow_s for ticket in self._live())
         return min((at_s for at_s in moments if at_s > now_s), default=float("inf"))
 

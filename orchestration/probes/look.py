@@ -1,4 +1,4 @@
-"""One look at a job: what every sensor needs to know of it, read once."""
+"""One look at a job: all that sensors need to know about it, read once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Look:
     Attributes:
         at_ms: when it was.
         uid: of the job root; empty if the job never started.
-        seen: its newest run and how it is.
+        seen: its newest run and the run's health.
         ids: of its snapshots, ascending; the newest may have no manifest yet.
         head: its newest complete snapshot.
         trouble: why that cannot be read, if so.
@@ -43,7 +43,7 @@ class Look:
     trouble: StillstateError | None = None
 
     def progress(self) -> int:
-        """See `progress_of`.
+        """Return the progress; see `progress_of`.
 
         Raises:
             CorruptData, UnsupportedFormat: the newest snapshot cannot be read.
@@ -54,10 +54,10 @@ class Look:
 
 
 def look_at(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) -> Look:
-    """Look. About eight requests, whatever the job's size and history.
+    """Look at a job with about eight requests, independent of the job's size and history.
 
     Raises:
-        StillstateError: the store does not answer, or the root is damaged beyond saying how its driver is.
+        StillstateError: the store does not answer, or the root is too damaged to tell the driver's health.
     """
     info = read_job_info(catalog.root)
     seen = observe(job, catalog, launcher, clock)
@@ -68,12 +68,12 @@ def look_at(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     try:
         head = _newest(catalog, ids)
     except (CorruptData, UnsupportedFormat) as error:
-        trouble = error  # how the driver is, is known all the same
+        trouble = error  # the driver's health is known all the same
     return Look(at_ms=clock.now_ms(), uid=info.uid, seen=seen, ids=ids, head=head, trouble=trouble)
 
 
 def _newest(catalog: Catalog, ids: tuple[int, ...]) -> Manifest | None:
-    """`Catalog.latest` of a listing that is there already."""
+    """Return the same as `Catalog.latest`, from a listing that was already made."""
     for snapshot_id in reversed(ids):
         try:
             return catalog.manifest(snapshot_id)
@@ -83,14 +83,15 @@ def _newest(catalog: Catalog, ids: tuple[int, ...]) -> Manifest | None:
 
 
 def patience_of(timeout_s: float) -> Patience:
-    """Time-outs of requests within a look: it should end by itself, and say which request it was."""
+    """Return the time-outs of requests within a look: it should end by itself, and name the slow request."""
     return Patience(connect_s=_CONNECT_SHARE * timeout_s, read_s=_READ_SHARE * timeout_s, call_s=timeout_s)
 
 
 def store_id(job: JobSpec) -> tuple[str, str]:
-    """What a job's breaker goes by: scheme, endpoint and bucket; and the same for people.
+    """Return the key of a job's breaker: scheme, endpoint and bucket; and the same for people.
 
-    A local store is a folder: two folders of one mount have two breakers, since asking for the mount may hang too.
+    For a local store it is the folder: two folders of one mount have two breakers, since looking up the mount may hang
+    too.
     """
     shown = redacted_location(job.store)
     if "://" not in job.store:

@@ -17,11 +17,11 @@ SAVEPOINTS_READ_MAX: Final = 20
 
 @dataclass(frozen=True)
 class SavepointsSeen:
-    """What was seen of a job's savepoints.
+    """The savepoints of a job, as a look saw them.
 
     Attributes:
         count: of all.
-        newest: that is complete; None if there is none, or they are too many to read (`is_known` is then False).
+        newest: complete savepoint; None if the job has none, or too many to read (`is_known` is then False).
     """
 
     count: int
@@ -30,7 +30,7 @@ class SavepointsSeen:
 
 
 def savepoints_seen(catalog: Catalog) -> SavepointsSeen:
-    """Read their records, where they are few.
+    """Read the savepoint records of a job, if they are few.
 
     Raises:
         StillstateError: the store does not answer.
@@ -43,7 +43,7 @@ def savepoints_seen(catalog: Catalog) -> SavepointsSeen:
         try:
             record = read_record(catalog.root.child(savepoint_path(name)))
         except (CorruptData, UnsupportedFormat):
-            continue  # `stillstate savepoints` says so
+            continue  # `stillstate savepoints` reports it
         if record is not None and record.state == "COMPLETED":
             newest = max(newest or record, record, key=lambda r: r.finished_at_ms)
     return SavepointsSeen(len(names), newest)

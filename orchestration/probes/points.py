@@ -1,7 +1,7 @@
-"""The newest snapshots of a job in numbers: what an interval held, from a bounded number of manifests.
+"""The newest snapshots of a job in numbers: the content of an interval, from a bounded number of manifests.
 
 A job that makes five checkpoints a second makes three hundred in a minute. Reading all of their manifests would cost
-more than making them did; the newest `POINTS_MAX` are read, each once, and what is said of the others is said to be an
+more than making them did. So the newest `POINTS_MAX` are read, each once, and numbers about the others are marked as an
 estimate.
 """
 
@@ -23,17 +23,17 @@ __all__ = ["POINTS_MAX", "Point", "Points", "complete", "read_points"]
 POINTS_MAX: Final = 20
 _CACHED_MAX: Final = 20_000
 _CACHE: dict[tuple[str, str, int], Point] = {}
-"""By root, its uid and the snapshot's id: a manifest never changes, and most are seen twenty times."""
+"""By root, its uid and the snapshot's id: a manifest never changes, and most are needed twenty times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What is kept of one manifest, which may be large.
+    """The part of one manifest that is kept; the manifest may be large.
 
     Attributes:
-        progress: numbers of the epochs that ended in it, without what came after the manifest.
+        progress: numbers of the epochs that ended in it, without the part after the manifest.
         previous: complete numbers of the checkpoint before.
-        restored_from: the snapshot that it goes on from; 0: it is the first.
+        restored_from: the snapshot that it continues from; 0: it is the first.
     """
 
     snapshot_id: int
@@ -50,7 +50,7 @@ class Point:
 
     @staticmethod
     def of(manifest: Manifest) -> Point:
-        """Of a manifest."""
+        """Make the point of a manifest."""
         return Point(
             snapshot_id=manifest.snapshot_id,
             term=manifest.term,
@@ -67,7 +67,7 @@ class Point:
 
 
 def _before(manifest: Manifest) -> int:
-    """The id of a snapshot's ancestor: the one below it, unless an older one was gone back to."""
+    """Return the id of a snapshot's ancestor: the one below it, unless the job went back to an older one."""
     before = manifest.snapshot_id - 1
     for first, last in reversed(manifest.abandoned):
         if first <= before <= last:
@@ -77,7 +77,7 @@ def _before(manifest: Manifest) -> int:
 
 @dataclass(frozen=True)
 class Points:
-    """The newest, ascending; the last is the newest. `problems` names manifests that cannot be read."""
+    """The newest points, ascending; the last is the newest. `problems` names manifests that cannot be read."""
 
     newest: tuple[Point, ...]
     problems: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ def read_points(catalog: Catalog, look: Look) -> Points:
             try:
                 point = Point.of(catalog.manifest(snapshot_id))
             except (MissingSnapshot, SnapshotExpired):
-                continue  # never completed, or given up since
+                continue  # never completed, or expired since
             except (CorruptData, UnsupportedFormat) as error:
                 problems.append(str(error))
                 continue
@@ -113,8 +113,8 @@ def read_points(catalog: Catalog, look: Look) -> Points:
 
 
 def complete(points: Sequence[Point], status: RunStatus | None) -> tuple[Point, ...]:
-    """The points with complete numbers, where they are known: a manifest's own times end where it is written; the whole
-    is in the next one, or in the heartbeat."""
+    """Return the points with complete numbers, where they are known: a manifest's own times end where it is written;
+    the complete numbers are in the next manifest, or in the heartbeat."""
     last = status.progress if status is not None else None
     following = [*(point.previous for point in points[1:]), last]
     return tuple(

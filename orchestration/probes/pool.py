@@ -1,8 +1,8 @@
-"""Many looks side by side, each in a thread of its own with a deadline; the thin edge around `Admission`.
+"""Many looks in parallel, each in a separate thread with a deadline; the thin edge around `Admission`.
 
-A look that hangs is given up. Its thread is a daemon: it holds a place of its own store, a socket and what it has read
-so far, no lock and no worker of Dagster's, and neither a tick nor the end of the interpreter waits for it. Its result
-is dropped if it ever comes.
+A look that hangs is abandoned. Its thread is a daemon: it holds a place of its store, a socket and the data read so
+far, but no lock and no worker of Dagster's, and neither a tick nor the end of the interpreter waits for it. If its
+result ever comes, it is dropped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["NAMES_MAX", "NOT_SEEN", "SHARED_POOL", "NoLook", "ProbePool", "Task"
 T = TypeVar("T")
 
 NOT_SEEN: Final = "not seen"
-"""The health of a job of which there is nothing to see, for people and metrics."""
+"""The health of a job that could not be seen, for people and metrics."""
 NAMES_MAX: Final = 10
-"""Every tick is stored with what it says."""
+"""Every tick is stored with its text."""
 HANGING_MAX: Final = 2
-"""Looks at one thing whose threads still hang; no further one begins, so that one job's folder on a store that answers
-the others does not take all of that store's places."""
+"""Looks at one thing whose threads still hang; no further one begins. So one job's hanging folder does not take all
+places of a store that answers the other jobs."""
 SHARE_S: Final = 2.0
-"""Sensors that tick together see the same look; a later tick looks again."""
+"""Sensors that tick together share one look; a later tick looks again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Generic[T]):
-    """What is to be read.
+    """Something to read from a store.
 
     Attributes:
-        key: names it; the same one twice at a time is read once.
+        key: names it; tasks with the same key at the same time are read once.
         store: whose breaker and places it takes (`store_id`).
         shown: the store for messages.
         read: reads the store and nothing else; called in another thread.
-        is_shared: whoever asks soon after gets the same outcome.
+        is_shared: requests that follow soon get the same outcome.
     """
 
     key: str
@@ -54,13 +54,13 @@ class Task(Generic[T]):
 
 @dataclass(frozen=True)
 class NoLook:
-    """Why there is nothing to see.
+    """Why a look has no result.
 
     Attributes:
-        why: `away`: the store does not answer (now, or lately: then nobody asked). `not-reached`: the round's time was
-            up first. `failed`: the store answered, and what it said is an error.
-        away_s: for how long this process has had no answer of the store; it may have been away for longer.
-        store: which, for people; empty where it is the job's own trouble.
+        why: `away`: the store does not answer (now, or lately: then it was not asked). `not-reached`: the round's time
+            was up first. `failed`: the store answered with an error.
+        away_s: for how long this process has had no answer of the store; it may have been unavailable for longer.
+        store: which, for people; empty if only the job has a trouble.
     """
 
     why: Literal["away", "not-reached", "failed"]
@@ -70,7 +70,7 @@ class NoLook:
 
 
 def troubles(found: Mapping[str, object]) -> list[str]:
-    """One line for each store that is away, with its jobs, and one for each job that has a trouble of its own."""
+    """Return one line for each store that does not answer, with its jobs, and one for each job with a trouble."""
     unseen = [(job, outcome) for job, outcome in found.items() if isinstance(outcome, NoLook)]
     jobs: dict[str, list[str]] = {}
     for job, no_look in unseen:
@@ -104,11 +104,11 @@ class _Round:
 
 
 class ProbePool:
-    """Looks, for all sensors of a process.
+    """Makes the looks of all sensors of a process.
 
     Args:
-        clock: for deadlines; what waits is a condition of the machine's.
-        share_s: a shared outcome so young is given to the next who asks.
+        clock: for deadlines; waiting uses a condition variable of the machine.
+        share_s: a shared outcome younger than this is reused for the next request.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ProbePool:
         self._hanging: Counter[str] = Counter()
 
     def look(self, tasks: Sequence[Task[T]], *, timeout_s: float, budget_s: float) -> dict[str, T | NoLook]:
-        """What each task has read, by its key; the first ones begin first.
+        """Return the result of each task, by its key; the first tasks begin first.
 
         Args:
             timeout_s: for each, from its beginning.
@@ -145,7 +145,7 @@ class ProbePool:
                 now_s = self._clock.monotonic_s()
 
     def away_s(self, store: str) -> float:
-        """Since when a store does not answer, in seconds; 0 if it does."""
+        """Return for how many seconds a store has not answered; 0 if it answers."""
         with self._changed:
             return self._traffic.away_s(store, self._clock.monotonic_s())
 
@@ -153,7 +153,7 @@ class ProbePool:
         for _ in range(len(this.waiting)):
             task = this.waiting.popleft()
             flight = self._flights.get(task.key)
-            if flight is not None:  # another sensor's, under way or young enough
+            if flight is not None:  # another sensor's look, under way or young enough
                 this.flights[task.key] = flight
                 continue
             if self._hanging[task.key] >= HANGING_MAX:
@@ -187,9 +187,9 @@ class ProbePool:
             answered, outcome = False, NoLook("away", error)
         except StillstateError as error:
             outcome = NoLook("failed", error)
-        except Exception as error:  # one job's surprise must not end the tick of the others
+        except Exception as error:  # one job's unexpected error must not end the tick of the others
             trouble = StillstateError(f"looking at {flight.task.key} broke: {type(error).__name__}; report this")
-            trouble.__cause__ = error  # its words may repeat a secret
+            trouble.__cause__ = error  # its text may repeat a secret
             outcome = NoLook("failed", trouble)
         with self._changed:
             now_s = self._clock.monotonic_s()
@@ -223,7 +223,7 @@ class ProbePool:
             this.outcomes[key] = this.flights.pop(key).outcome
 
     def _cut_off(self, this: _Round, budget_s: float) -> None:
-        """What still flies goes on, and the next round finds it."""
+        """Leave looks that are still under way running; the next round finds them."""
         error = Unavailable(f"the {budget_s:g} s of this tick were over before its turn came; it is next")
         for key in [*this.flights, *(task.key for task in this.waiting)]:
             this.outcomes[key] = NoLook("not-reached", error, store="not reached")
@@ -240,7 +240,7 @@ class ProbePool:
         return NoLook("away", error, away_s, task.shown)
 
     def _asked_again(self, store: str, now_s: float) -> str:
-        """A moment: what is said stands on pages long after. Empty: as soon as somebody looks."""
+        """Return the time of day of the next request, because the text is shown long after. Empty: at the next look."""
         wait_s = self._traffic.next_look_s(store, now_s)
         return f"at {time_text(self._clock.now_ms() + round(wait_s * 1000))}" if wait_s else ""
 
@@ -248,7 +248,7 @@ class ProbePool:
         moments = [this.ends_s, *(flight.until_s for flight in this.flights.values())]
         if this.waiting:
             moments.append(self._traffic.changes_at_s(now_s))
-            # Others' looks may hold the places that this round waits for.
+            # Looks of other rounds may hold the places that this round waits for.
             moments += [flight.until_s for flight in self._flights.values() if flight.ended_s is None]
         return min(moments)
 
@@ -261,4 +261,4 @@ class ProbePool:
 
 
 SHARED_POOL: Final = ProbePool()
-"""The process's own: breakers and hanging threads outlive ticks, and are shared by sensors."""
+"""The pool of the process: breakers and hanging threads outlive ticks, and are shared by sensors."""

@@ -1,4 +1,4 @@
-"""What one look says of a job, in numbers: for the overview's table and for metrics; pure."""
+"""The result of one look at a job in numbers: for the overview's table and for metrics; pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DAMAGED: Final = "damaged"
 
 @dataclass(frozen=True, kw_only=True)
 class Vitals:
-    """A job at one moment; None and empty where there is nothing to say.
+    """A job at one moment; None and empty for unknown values.
 
     Attributes:
         health: the verdict on its driver, `damaged` if its newest snapshot cannot be read or its driver has failed with
             damaged data, or `not seen`.
-        is_well: nobody need look.
-        why: it is not.
-        since_ms: when that began, as far as the driver has said so; 0: it has not.
+        is_well: no person need look.
+        why: it is not well.
+        since_ms: when that began, if the driver has reported it; 0: it has not.
         status: its newest heartbeat.
         head: its newest snapshot.
         progress: numbers of that snapshot's epochs.
@@ -47,7 +47,7 @@ class Vitals:
 
 
 def vitals_of(look: Look | NoLook) -> Vitals:
-    """What a look says."""
+    """Return the vitals from a look."""
     if isinstance(look, NoLook):
         return Vitals(health=NOT_SEEN, is_well=False, why=str(look.error))
     health, head = look.seen.health, look.head

@@ -1,4 +1,4 @@
-"""Looking at many jobs of a file: each within its time, all within a budget; for sensors and for metrics."""
+"""Probes of many jobs of a file: each within its time limit, all within a budget; for sensors and for metrics."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Reading", "Seen", "watch", "watch_looks"]
 T = TypeVar("T")
 
 _LOOKS_SHARE: Final = 0.6
-"""Of a budget: where looks alone would use it up, what they found is published all the same."""
+"""Share of a budget: if looks use up all of theirs, the rest is left to publish the results."""
 
 
 @dataclass(frozen=True)
 class Seen(Generic[T]):
-    """What a tick has seen of each job.
+    """The result of a tick for each job.
 
     Attributes:
-        found: by job, in the order in which they were looked at: what was read, or why nothing was.
+        found: by job, in the order in which they were looked at: the result, or why there is no result.
         next_start: the job that the next tick begins with; a sensor keeps it in its cursor.
-        left_s: what the tick has left for more.
+        left_s: the time that the tick has left for other work.
     """
 
     found: Mapping[str, T | NoLook]
@@ -40,10 +40,10 @@ class Seen(Generic[T]):
     left_s: float
 
     def of(self, job: str) -> T:
-        """What was read of a job.
+        """Return the result of a job.
 
         Raises:
-            StillstateError: why nothing was.
+            StillstateError: why it has no result.
         """
         found = self.found[job]
         if isinstance(found, NoLook):
@@ -53,14 +53,14 @@ class Seen(Generic[T]):
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """Something that is read of each of some jobs' stores.
+    """Something that is read from the stores of some jobs.
 
     Attributes:
-        what: names it; what has the same name at the same time is read once.
-        read: called in a thread of its own; the catalog's store does not wait long.
+        what: names it; readings of the same name at the same time are read once.
+        read: called in a separate thread; the catalog's store does not wait long.
         start: the job to begin with.
         budget_s: for all of them; None: a tick's.
-        is_shared: it is the same for whoever asks.
+        is_shared: it is the same for all callers.
     """
 
     spec: Spec
@@ -81,7 +81,7 @@ def watch_looks(
     clock: Clock,
     start: str | None = None,
 ) -> Seen[Look]:
-    """One look at each job; `left_s` is what the budget has left for more.
+    """Look once at each job; `left_s` is the time that the budget has left for other work.
 
     Args:
         start: the job to begin with.
@@ -97,7 +97,7 @@ def watch_looks(
 
 
 def watch(reading: Reading[T], *, lookout: ProbePool, clock: Clock) -> Seen[T]:
-    """Read it, side by side, each job within its time."""
+    """Read it for all jobs in parallel, each within its time limit."""
     spec, limits = reading.spec, reading.spec.observation
     patience = patience_of(limits.timeout_s)
     budget_s = limits.tick_budget_s if reading.budget_s is None else reading.budget_s
@@ -125,7 +125,7 @@ def watch(reading: Reading[T], *, lookout: ProbePool, clock: Clock) -> Seen[T]:
 
 
 def _unknown(spec: Spec, name: str) -> StillstateError:
-    """Of a job that the code location knows and the file does not, or not any more."""
+    """Return the error for a job that the code location knows, but the file does not (any more)."""
     try:
         spec.job(name)
     except StillstateError as error:

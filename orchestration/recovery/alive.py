@@ -2,11 +2,11 @@
 
 level   when
 ok      it runs, ended on purpose, or never began
-warn    it starts, is silent, is being brought back, was brought back and has not shown yet that it can commit, or is
-        being migrated
-error   it is down and nobody brings it back (recovery is off, or gave up, or has tried in vain as often as another
-        failure may), nobody goes on with its migration (the process that did it has ended, or a step has stood for an
-        hour), its root is damaged, or its store has not answered for two minutes
+warn    it starts, is silent, is being recovered, was recovered and has not shown yet that it can commit, or is being
+        migrated
+error   it is down and is not recovered (recovery is off, was abandoned, or has failed as often as another failure may),
+        its migration is not continued (its process has ended, or a step has taken an hour), its root is damaged, or its
+        store has not answered for two minutes
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Alive:
     """One judgement.
 
     Attributes:
-        headline: what a person reads first; it says the state without numbers that grow, so that it changes only when
-            the state does.
+        headline: the text that a person reads first; it has the state without numbers that grow, so that it changes
+            only when the state does.
         reason: one line with the numbers.
-        attempt: of the row of recoveries that goes on; 0 if there is none.
+        attempt: of the present row of recoveries; 0 without one.
         next_s: wall clock of the next attempt, if one is planned.
         last_run_id: the newest recovery run of the row.
     """
@@ -64,7 +64,7 @@ def judge_alive(
         health: its driver's; None if its root could not be read.
         plan: of its recovery, if it needs one.
         is_recovered: whether this kind of loss is recovered at all.
-        is_unproven: it was brought back, and its first checkpoint has not come.
+        is_unproven: it was recovered, and its first checkpoint has not come.
         trouble: why the root could not be read.
         unreachable_since_s: since when its store does not answer; None if it does.
     """

@@ -1,11 +1,12 @@
-"""What a recovery does about a newest snapshot that is damaged: which other one could be restored, what that loses, and
-whether the job's policy allows it.
+"""How a recovery handles a damaged newest snapshot: which other one could be restored, what that loses, and whether the
+job's policy allows it.
 
-Candidates are all snapshots of the job: checkpoints in its root, and complete savepoints, which may have bytes of their
-own. The newest epoch goes first, at equal epochs the root's own snapshot; the first candidate that is whole is taken.
+Candidates are all snapshots of the job: checkpoints in its root, and complete savepoints, which may have separate
+bytes. The newest epoch comes first; at equal epochs the root's own snapshot. The first candidate that is whole is
+taken.
 
-Looking is done by the recovery run, never by a sensor: each object of the newest snapshot is read once, then what older
-ones have besides; of a savepoint all of it.
+The recovery run looks, never a sensor. Each object of the newest snapshot is read once, then the other objects of older
+snapshots; of a savepoint all objects.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ _PASSED_OVER_SHOWN_MAX: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What was found.
+    """The result of a look for damage.
 
     Attributes:
         newest: id of the newest snapshot.
-        where: what of it is damaged; empty if it is sound.
+        where: its damaged parts; empty if it is sound.
         restorable: id of the newest other one that is sound; None if none was found.
         savepoint: name of the savepoint that holds it; empty: it is a snapshot of the root.
         looked_at: how many snapshots and savepoints.
         epochs: that going back to it loses; None if the newest manifest cannot be read.
         published: whether output of them may have been published; None if that cannot be known.
-        passed_over: what is newer and was not chosen, each with the reason.
+        passed_over: newer candidates that were not chosen, each with the reason.
     """
 
     newest: int
@@ -77,10 +78,10 @@ class Fallback:
 
 
 def decide_fallback(damage: Damage, policy: FallbackPolicy, launch: str) -> Fallback:
-    """What the policy says to do about a damage; pure.
+    """Decide by the policy how a damage is handled; pure.
 
     Args:
-        launch: what a person launches to recover the job, in words.
+        launch: how a person launches the recovery of the job, in words.
     """
     if not damage.where:
         return Fallback(None, f"newest {damage.newest} is sound: each object was read, and its digest is right")
@@ -143,21 +144,20 @@ class _Candidate:
 def look_for_damage(
     catalog: Catalog, clock: Clock, ids: Ids, on_look: Callable[[str], object] = lambda what: None
 ) -> Damage:
-    """Read the newest snapshot; if it is damaged, other snapshots and savepoints, until one is sound. Nothing is
-    written.
+    """Read the newest snapshot; if it is damaged, other snapshots and savepoints, until one is sound. Write nothing.
 
     Args:
-        on_look: told what is read next, and why a candidate was not taken.
+        on_look: gets the name of the next candidate, and why one was not taken.
 
     Raises:
-        MissingSnapshot: there is none. StoreUnavailable: it cannot be read now, which is no damage.
+        MissingSnapshot: the job has no snapshot. StoreUnavailable: it cannot be read now, which is no damage.
     """
     good: set[str] = set()
     damage: Damage | None = None
     passed_over: list[str] = []
     for candidate in _candidates(catalog):
         on_look(f"reading {candidate}")
-        # A savepoint may have bytes of its own under the same names.
+        # A savepoint may have different bytes under the same names.
         own_good = good if not candidate.savepoint else set()
         try:
             unfit = _unfit(candidate, catalog, damage.newest if damage is not None else None)
@@ -190,8 +190,9 @@ def look_for_damage(
 
 
 def _candidates(catalog: Catalog) -> list[_Candidate]:
-    """The newest first; of one snapshot what lies in the root first, then the newest savepoint. A savepoint of what is
-    newer than the root's newest snapshot (the root was put back from a copy) is none: ids only grow."""
+    """Return the candidates, the newest first; of one snapshot the copy in the root first, then the newest savepoint. A
+    savepoint that is newer than the root's newest snapshot (the root was restored from a copy) is no candidate: ids
+    only grow."""
     root, job_uid = catalog.root, catalog.job_info().uid
     own = catalog.snapshot_ids()
     saved = [r for r in complete_savepoints(root) if r.job_uid == job_uid and r.snapshot_id <= max(own, default=0)]
@@ -202,8 +203,8 @@ def _candidates(catalog: Catalog) -> list[_Candidate]:
 
 
 def _unfit(candidate: _Candidate, catalog: Catalog, newest: int | None) -> str:
-    """Why a candidate that may be whole is not gone back to; empty if nothing speaks against it. What cannot be decoded
-    is left to `_read`."""
+    """Return why a candidate that may be whole is not used; empty if it may be used. Data that cannot be decoded is
+    left to `_read`."""
     if newest is None:
         return ""
     try:
@@ -226,7 +227,7 @@ def _unfit(candidate: _Candidate, catalog: Catalog, newest: int | None) -> str:
 
 
 def _read(candidate: _Candidate, good: set[str], clock: Clock, ids: Ids) -> tuple[Finding, ...]:
-    """What is damaged of a snapshot: all of it is read, but for what is known to be good."""
+    """Return the damaged objects of a snapshot: all of it is read, except the objects that are known to be good."""
     report = verify_root(
         candidate.root,
         snapshot_ids=[candidate.snapshot_id],
@@ -249,11 +250,11 @@ def _where(findings: tuple[Finding, ...]) -> str:
 
 
 def _lost(catalog: Catalog, newest: int, target: _Candidate) -> tuple[int | None, bool | None]:
-    """Epochs between two snapshots, and whether output of them may be published; None for what cannot be known."""
+    """Return the number of epochs between two snapshots, and whether their output may be published; None: unknown."""
     epochs: int | None = 0 if target.snapshot_id == newest else None
     published: bool | None = False
     before = _with_outputs(catalog, target)
-    # From the target on: the manifest of a savepoint's snapshot says whether its own output is still to be published.
+    # From the target on: the manifest of a savepoint's snapshot shows whether its own output is still to be published.
     for snapshot_id in catalog.snapshot_ids(after=target.snapshot_id - 1):
         try:
             manifest = catalog.manifest(snapshot_id)
@@ -271,7 +272,8 @@ def _lost(catalog: Catalog, newest: int, target: _Candidate) -> tuple[int | None
 
 
 def _with_outputs(catalog: Catalog, target: _Candidate) -> Manifest:
-    """The manifest of a candidate. That of a savepoint names no output; the root's own does, where it can be read."""
+    """Return the manifest of a candidate. A savepoint's manifest names no output; the root's own manifest does, if it
+    can be read."""
     try:
         return catalog.manifest(target.snapshot_id)
     except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
@@ -279,4 +281,4 @@ def _with_outputs(catalog: Catalog, target: _Candidate) -> Manifest:
 
 
 def _epoch(manifest: Manifest) -> int:
-    return manifest.epoch or manifest.snapshot_id  # of manifests of older formats it is the id
+    return manifest.epoch or manifest.snapshot_id  # in manifests of older formats the epoch is the id

@@ -2,16 +2,17 @@
 
 verdict         recover?   when
 never-started   no         no run has ever claimed a term
-starting        no         it said so within `start_grace_s`
+starting        no         it reported its start within `start_grace_s`
 healthy         no         running, heartbeat within `heartbeat_timeout_s`
 restarting      no         its process is gone, and its supervisor lives and is bringing it back
 dead            yes        its process is gone from this host, and its heartbeat has stopped
 silent          yes        its heartbeat is too old (other host, or a process that hangs)
-stalled         yes        its heart beats, and for `stall_timeout_s` nothing has ended, though its source is not quiet
-failed          yes        it said that it failed
-stopped         no         it was asked to stop, or it was about to when it died
+stalled         yes        it has heartbeats, but for `stall_timeout_s` nothing has ended, though its source is not
+quiet
+failed          yes        it reported that it failed
+stopped         no         a stop was requested, or was under way when it died
 finished        no         its input came to an end
-fenced          no         another run took the job over, and speaks for it
+fenced          no         another run took the job over, and reports for it
 migrating       no         it does not run, and a migration is under way, which starts and stops it
 """
 
@@ -61,30 +62,32 @@ STANDINGS: Final[Mapping[Verdict, Standing]] = MappingProxyType(
         "migrating": "migrating",
     }
 )
-"""What every page makes of a verdict: checks, the overview, metrics, `stillstate jobs`, recovery and migration.
+"""The meaning of a verdict, for all users of it: checks, the overview, metrics, `stillstate jobs`, recovery and
+migration.
 
 well        it runs
 new         it may be started
 ended       it does not run, as it should be: it may be started
 coming      it comes up by itself
-migrating   whoever migrates it brings it up
+migrating   its migration starts it
 lost        it should run and does not: recover it
 """
 
 BACKOFF_MAX_S: Final = 600.0  # a job that waits for a repaired store should come back within minutes of the repair
 _BEATS_MISSED: Final = 2
 MIGRATION_QUIET_S: Final = 3600.0
-"""A step of a migration that takes longer is a migration that nobody goes on with, until somebody has looked."""
+"""If a step takes longer, its migration is not continued until a person has looked."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """A verdict and one line that says why: with moments and no durations, since it is read long after it was written.
+    """A verdict and one line with the reason: with moments and no durations, since it is read long after it was
+    written.
 
     Attributes:
-        is_wanted: nobody has asked for the run to end.
-        is_overdue: of one that is migrating: nobody goes on with it.
-        since_ms: when this began, as the driver has said; 0: it has not.
+        is_wanted: no end of the run was requested.
+        is_overdue: of one that is migrating: its migration is not continued.
+        since_ms: when this began, as the driver has reported; 0: it has not.
     """
 
     verdict: Verdict
@@ -95,7 +98,7 @@ class Health:
 
     @property
     def standing(self) -> Standing:
-        """What the verdict means for the job."""
+        """Return the meaning of the verdict for the job."""
         return STANDINGS[self.verdict]
 
     @property
@@ -127,14 +130,14 @@ def decide(
 
     Args:
         status: its newest heartbeat, None if the job never ran.
-        now_ms: this machine's wall clock. A driver whose clock is ahead looks younger than it is, so across hosts
-            a loss is noticed later by the difference of the clocks, never earlier than the limit allows.
+        now_ms: this machine's wall clock. A driver whose clock is ahead looks younger than it is, so across hosts a
+            loss is noticed later by the difference of the clocks, never earlier than the limit allows.
         policy: the limits.
         process: what is known about its process.
-        stop_requested: whether this run was asked to stop. A run that dies while it stops stays stopped: bringing
-            it back would undo what a person asked for.
-        is_near: its process would be seen here under its own number (`base/process_space.py`), so that one which is not
-            seen has ended, however young its heartbeat is.
+        stop_requested: whether this run was asked to stop. A run that dies while it stops stays stopped: a recovery
+            would undo the request of a person.
+        is_near: its process would be visible here under its own number (`base/process_space.py`), so that a process
+            that is not visible has ended, even if its heartbeat is recent.
     """
     if status is None:
         return Health("never-started", "no run has started yet")
@@ -152,8 +155,8 @@ def decide(
     elif process in ("dead", "restarting") and (
         (is_near and process == "dead") or age_s > _BEATS_MISSED * status.heartbeat_interval_s
     ):
-        # Two containers may share a host name and not their processes. There a heart that still beats outweighs a
-        # process id that we cannot see.
+        # Two containers may share a host name and not their processes. There a recent heartbeat outweighs a process id
+        # that is not visible here.
         health = Health("dead", f"{who} is gone; {heard}")
     elif status.state == "starting" and stood_s < (policy.stall_timeout_s or float("inf")):
         if age_s <= policy.start_grace_s:
@@ -161,7 +164,7 @@ def decide(
             return Health("starting", f"{who} has been starting since {began}", since_ms=status.started_at_ms)
         health = Health("silent", f"{who} did not start within {policy.start_grace_s:g} s")
     elif age_s <= policy.heartbeat_timeout_s and policy.stall_timeout_s and stood_s >= policy.stall_timeout_s:
-        # Both times are the driver's own, so that its clock need not be ours.
+        # Both times are the driver's own, so its clock need not agree with this one.
         since_ms = status.advanced_at_ms
         health = Health(
             "stalled",
@@ -174,7 +177,7 @@ def decide(
         health = Health("silent", f"{who} does not answer; {heard}, limit {policy.heartbeat_timeout_s:g} s")
     health = replace(health, since_ms=since_ms)
     if stop_requested and health.verdict == "stalled":
-        # It lives, and cannot obey: neither stopped nor to be brought back. `stillstate stop` ends it.
+        # It lives, but cannot obey: neither stopped nor to be recovered. `stillstate stop` ends it.
         return replace(health, reason=f"{health.reason}; a stop has been requested", is_wanted=False)
     if stop_requested:
         return replace(health, verdict="stopped", reason=f"{health.reason}; a stop had been requested")
@@ -184,10 +187,10 @@ def decide(
 def while_migrating(
     health: Health, migration: Migration, job: str, now_ms: int, *, is_deserted: bool = False
 ) -> Health:
-    """What is said of a job that does not run because it is being migrated: it is not to be recovered.
+    """Return the health of a job that does not run because it is being migrated: it is not to be recovered.
 
     Args:
-        is_deserted: the process that did it has certainly ended.
+        is_deserted: the process that migrated it has certainly ended.
     """
     age_s = max(0.0, (now_ms - migration.at_ms) / 1000)
     return Health(
@@ -201,7 +204,7 @@ def while_migrating(
 
 
 def recovery_wait_s(attempts_before: int, backoff_s: float) -> float:
-    """Seconds between the end of one recovery attempt and the next: nothing, then doubling up to a bound."""
+    """Return the seconds between the end of one recovery attempt and the next: nothing, then doubling up to a bound."""
     if attempts_before <= 0:
         return 0.0
     return min(BACKOFF_MAX_S, backoff_s * 2.0 ** min(attempts_before - 1, 32))

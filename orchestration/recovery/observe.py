@@ -1,4 +1,4 @@
-"""One look at a job: its newest run and how it is. No Dagster in here; the command line uses it too."""
+"""One look at a job: its newest run and the run's health. Without Dagster; the command line uses it too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen at one moment.
+    """The result of a look at one moment.
 
     Attributes:
         migration: that is under way, of a job that does not run.
@@ -41,10 +41,10 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     now_ms = clock.now_ms()
     health = decide(status, now_ms, policy, process, is_near=is_near)
     if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
-        # Looked for only now: it is a listing, and a healthy job is the common case.
+        # Read only now: it is a listing, and a healthy job is the common case.
         health = decide(status, now_ms, policy, process, stop_requested=True, is_near=is_near)
     if health.may_be_migrating:
-        # The same: another listing, for those only that do not run.
+        # The same: another listing, only for jobs that do not run.
         migration = read_migration(catalog.root)
         if migration is not None and migration.is_open:
             is_deserted = is_owner_gone(migration)
@@ -54,16 +54,16 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
 
 
 def _is_near(status: RunStatus) -> bool:
-    """Whether a process of its host that is not seen has certainly ended."""
+    """Whether a process of its host that is not visible has certainly ended."""
     return bool(status.process_space) and status.process_space == process_space() and not is_hidden(status.pid)
 
 
 def _heard_and_seen(catalog: Catalog, launcher: Launcher) -> tuple[RunStatus | None, Liveness]:
-    """The newest heartbeat, and what is known of its process."""
+    """Return the newest heartbeat, and what is known of its process."""
     status = catalog.status()
     process = "unknown" if status is None else launcher.is_alive(status)
     if process == "dead":
-        # Between the two it may have said its last word and ended; what is read now it has certainly written before.
+        # Between the two reads it may have written its last heartbeat and ended; this read certainly finds that one.
         again = catalog.status()
         if again is not None and again != status:
             return again, launcher.is_alive(again)
@@ -71,12 +71,12 @@ def _heard_and_seen(catalog: Catalog, launcher: Launcher) -> tuple[RunStatus | N
 
 
 def progress_marker(catalog: Catalog) -> int:
-    """`progress_of` what is newest now."""
+    """Return `progress_of` the newest manifest."""
     return progress_of(catalog.latest())
 
 
 def progress_of(newest: Manifest | None) -> int:
-    """The newest checkpoint that did work. It stands still while a job dies again and again at one place.
+    """Return the newest checkpoint that did work. It stays the same while a job dies again and again at one place.
 
     A fencing snapshot repeats the progress of the checkpoint below it, so a start alone does not move it.
     """

@@ -1,23 +1,23 @@
-"""Whether to request a recovery run now, decided from what Dagster already ran for the job; pure.
+"""Whether to request a recovery run now, decided from Dagster's earlier runs for the job; pure.
 
 A *failure* is a term whose driver was lost. Each failure gets one run at a time; an attempt that did not help is
-followed by another, later each time. Attempts in a row are counted over terms for as long as the job makes no
-checkpoint, because a driver that starts and dies at once is one failure that repeats, not many new ones. A driver
-that lived for a while ends the row even without a checkpoint: its source may simply have been quiet (unless it
-stalled: then it lived and did nothing).
+followed by another, with growing pauses. Attempts in a row are counted over terms for as long as the job makes no
+checkpoint, because a driver that starts and dies at once is one failure that repeats, not many new ones. A driver that
+lived for a while ends the row even without a checkpoint: its source may simply have been quiet (unless it stalled: then
+it lived and did nothing).
 
-How often a row is tried depends on why the driver ended (`StillstateError.kind`). Each cause has a count of its own: an
-attempt that was spent on a killed driver is not taken from the one that damaged data gets.
+How often a row is tried depends on why the driver ended (`StillstateError.kind`). Each cause has a separate count: an
+attempt for a killed driver does not use up the one for damaged data.
 
 why                          attempts in a row
-invalid, unsupported         none: the same start gets the same answer until somebody changes something
-corrupt, user-code           one: a read may have been cut short, and user code may have called something that was away
-unavailable                  without end, at most ten minutes apart: somebody will repair the store or the source
+invalid, unsupported         none: the same start gets the same answer until something is changed
+corrupt, user-code           one: a read may have been cut short, and user code may have called a service that was down
+unavailable                  without end, at most ten minutes apart: the store or the source will be repaired
 refused                      `recovery.max_attempts`: an output folder that is read-only, a full disk, no permission;
-                             the answer stays the same until somebody grants, pays or mounts
+                             the answer stays the same until a person grants, pays or mounts
 anything else, or killed     `recovery.max_attempts`
 
-When they are used up, one run is requested that fails on purpose: whoever is told of failed runs is told of this.
+When they are used up, one run is requested that fails on purpose: so the alerts for failed runs are sent.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PastRun:
         ended_s: when it ended, or was created if that is not known.
         exit_code: of the driver that it started, if that ended before it ran; 0: it ran, or that is not known.
         kind: of the error that it was to recover from (`RecoveryPlan.kind`).
-        damage: what it found of a damaged newest snapshot, and why it has left the choice to a person; for people.
+        damage: the damage that it found in the newest snapshot, and why it has left the choice to a person; for people.
     """
 
     run_id: str
@@ -97,7 +97,7 @@ class Loss:
         term: the newest term.
         progress: the job's progress marker now.
         lived_s: from the start of the term to its last heartbeat.
-        kind: of the error that ended it; empty if it did not say.
+        kind: of the error that ended it; empty if it reported none.
     """
 
     term: int
@@ -109,7 +109,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """`attempt` is the number of the attempt to request now, None for none; `reason` says why, for the tick's log.
+    """`attempt` is the number of the attempt to request now, None for no attempt; `reason` gives the reason for the
+    tick's log.
 
     Attributes:
         streak: to be noted with the request.
@@ -118,7 +119,7 @@ class RecoveryPlan:
         next_s: wall clock of the next attempt, if one only waits for its time.
         last_run_id: the newest recovery run of this row.
         kind: of the error that ended the driver, as far as that is known; to be noted with the request.
-        damage: what the newest run of this row found of a damaged snapshot, if a person has to decide.
+        damage: the damage that the newest run of this row found in a snapshot, if a person has to decide.
     """
 
     attempt: int | None
@@ -133,7 +134,7 @@ class RecoveryPlan:
 
 
 def attempts_allowed(kind: str, max_attempts: int) -> int | None:
-    """How many attempts in a row an error of a kind gets; None: without end."""
+    """Return how many attempts in a row an error of a kind gets; None: without end."""
     return None if kind == _WITHOUT_END else min(max_attempts, _FEW.get(kind, max_attempts))
 
 
@@ -157,7 +158,8 @@ def plan_recovery(
             return RecoveryPlan(None, reason, streak, last_run_id=run.run_id if run.action == "recover" else last_id)
     kind = loss.kind
     if last is not None and last.term == loss.term and last.exit_code:
-        # It died before it had a term to say so in. A refusal has the exit code of what is away: it stays one.
+        # It died before it had a term to report in. A refusal has the exit code of an unavailable store: it stays a
+        # refusal.
         said = kind_of_exit(last.exit_code)
         kind = kind if (kind, said) == (_REFUSED, _WITHOUT_END) else said
     tried = _tried(row, kind)
@@ -175,7 +177,7 @@ def plan_recovery(
         if next_s > now_s:
             reason = f"attempt {tried + 1} {of} follows at {time_text(round(next_s * 1000))}"
             return RecoveryPlan(None, reason, streak, next_s=next_s, last_run_id=last_id, kind=kind)
-    # Counted over everything that was ever requested for this term: Dagster ignores a run key that it has seen.
+    # Counted over all requests for this term: Dagster ignores a run key that it has seen.
     number = 1 + max(
         (r.attempt for r in runs if r.term == loss.term and r.action != GIVE_UP and r.phase != "abandoned"), default=0
     )
@@ -183,8 +185,8 @@ def plan_recovery(
 
 
 def _tried(row: Sequence[PastRun], kind: str) -> int:
-    """How many attempts of a row an error of this kind has had. What is not among the runs any more counts as the
-    oldest of those that are."""
+    """Return how many attempts of a row an error of this kind has had. A run that is no longer among the runs counts as
+    the oldest of those that are."""
     if not row:
         return 0
     of_it = [_cause_of(run.kind) == _cause_of(kind) for run in row]
@@ -192,7 +194,7 @@ def _tried(row: Sequence[PastRun], kind: str) -> int:
 
 
 def _cause_of(kind: str) -> str:
-    """What attempts are counted by: kinds that have no rule of their own are one cause."""
+    """Return the cause by which attempts are counted: kinds without a rule of their own are one cause."""
     return kind if kind in _FEW or kind in (_WITHOUT_END, _REFUSED) else ""
 
 
@@ -213,7 +215,7 @@ def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
 
 
 def _row(loss: Loss, runs: Sequence[PastRun]) -> list[PastRun]:
-    """The recovery runs of the trouble that goes on now, newest first; empty if the failure is a new one."""
+    """Return the recovery runs of the present trouble, newest first; empty if the failure is a new one."""
     row: list[PastRun] = []
     for run in runs:
         if run.phase == "abandoned" or run.action not in ("start", "recover"):

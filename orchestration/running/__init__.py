@@ -1,1 +1,1 @@
-"""Running one job in this process, and savepoints of a job whether it runs or not."""
+"""Runs one job in this process, and makes savepoints of a job whether it runs or not."""

@@ -1,8 +1,8 @@
-"""A small job that uses what most jobs use, so that Java loads the classes that most jobs need, and then says them:
+"""Small jobs that make Java load the classes that most jobs need, and write them into an archive:
 
     python -m stillstate.orchestration.running.first_run FOLDER ARCHIVE
 
-It lives and ends in its folder. Java writes the archive as its last deed, which takes longer than the job.
+They use only their folder. Java writes the archive when it ends, which takes longer than the jobs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Counts(StatefulProcessor):
         self._seen = handle.getValueState("seen", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        """A row for each."""
+        """Yield a row for each input row."""
         (n,) = self._seen.get() or (0,)
         for row in rows:
             n += 1
@@ -51,11 +51,11 @@ class Counts(StatefulProcessor):
         self._seen.update((n,))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def main(folder: Path, archive: Path) -> None:
-    """Run the job to the end of its input, and wait until Java has written the archive and is gone."""
+    """Run the jobs to the end of their input, and wait until Java has written the archive and has ended."""
     os.nice(_NICE)
     session = build_session(
         "stillstate-prepare",
@@ -68,7 +68,7 @@ def main(folder: Path, archive: Path) -> None:
 
 
 def small_jobs(session: SparkSession, folder: Path) -> Iterator[Callable[[], None]]:
-    """The jobs, each to be run to the end of its input; they live in the folder."""
+    """Yield the jobs, each to be run to the end of its input; they use only the folder."""
     _write_input(folder / "parquet", folder / "json")
     for build in (_counts, _minutes):
         yield partial(_run, session, folder, build)
@@ -102,7 +102,7 @@ def _minutes(job: StreamingJob, folder: Path) -> None:
 
 
 def _rows(spark: SparkSession, folder: Path) -> DataFrame:
-    """Of two kinds of file, one of each a batch."""
+    """Return input of two kinds of file, one of each per batch."""
     reader = spark.readStream.schema("k long, at timestamp").option("maxFilesPerTrigger", 1)
     return reader.parquet(str(folder / "parquet")).unionByName(reader.json(str(folder / "json")))
 

@@ -1,5 +1,5 @@
-"""Making, resuming and listing savepoints of a job, whether it runs or not. No Dagster in here, and Spark only where a
-large savepoint is written in another format."""
+"""Makes, resumes and lists savepoints of a job, whether it runs or not. Without Dagster; Spark only where a large
+savepoint is written in another format."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ _RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "starting"})
 
 
 class Savepointer:
-    """Makes savepoints of one job: asks the driver if there is one, does it in this process if not.
+    """Makes savepoints of one job: by the driver if one lives, else in this process.
 
     Args:
         runs: whether a driver lives, from its newest heartbeat.
-        watch: told of every change of a record that is waited for.
+        watch: gets every change of a record that is waited for.
         poll: waits between two looks at the store; returns at once in tests.
         convert: writes formats that the job does not write.
     """
@@ -100,7 +100,7 @@ class Savepointer:
 
     @staticmethod
     def of_job(spec: Spec, job: JobSpec, watch: Callable[[SavepointRecord], None]) -> Savepointer:
-        """Of a job of the configuration."""
+        """Make one for a job of the configuration."""
         job = location_of(job)
         catalog = Catalog(open_store(job.store, job.storage_options), job.name)
         launcher = build_launcher(spec, job)
@@ -110,7 +110,7 @@ class Savepointer:
 
     @staticmethod
     def watching(catalog: Catalog, look: Callable[[], Observation], **more: Any) -> Savepointer:
-        """Of a job that is looked at in this way.
+        """Make one for a job that is observed with `look`.
 
         Args:
             more: see the class.
@@ -135,14 +135,14 @@ class Savepointer:
         drain_inflight: bool = False,
         wait: bool = True,
     ) -> SavepointRecord | ControlRequest:
-        """A savepoint of the running job, or of the newest snapshot of one that does not run.
+        """Make a savepoint of the running job, or of the newest snapshot of one that does not run.
 
         Args:
             name: by default the time, and some characters.
             then: what a running job does after it.
             format, independent, drain_inflight: see `SavepointRecord`.
-            wait: until it is complete. Without it the request is returned, and what becomes of it is not known. A job
-                that does not run is always waited for.
+            wait: until it is complete. Without it the request is returned, and its result is not known. A job that does
+                not run is always waited for.
 
         Returns:
             The record, COMPLETED, FAILED or ABANDONED; or the request.
@@ -185,14 +185,14 @@ class Savepointer:
             )
 
     def make_or_join(self, name: str, **asked: Any) -> SavepointRecord:
-        """`make`, and wait; or wait for the one of this name that an earlier call has asked for, or begun, whose caller
-        is gone. Repeat it after any error.
+        """Call `make` and wait; or wait for the savepoint of this name that an earlier call, whose caller is gone, has
+        requested or begun. Repeat it after any error.
 
         Args:
             asked: as of `make`; the same as the earlier call's.
 
         Raises:
-            what `make` raises, but never that the name is taken.
+            the errors of `make`, but never that the name is taken.
         """
         asked_for = self._asked_for(name)
         if asked_for is not None:
@@ -212,7 +212,7 @@ class Savepointer:
         return status is not None and status.term == term
 
     def _asked_for(self, name: str) -> ControlRequest | None:
-        """The request for it to the run that lives now, answered or not."""
+        """Return the request for it to the run that lives now, answered or not."""
         status = self._runs()
         return None if status is None else savepoint_request(self._catalog.root, status.term, name)
 
@@ -224,12 +224,12 @@ class Savepointer:
         return made
 
     def resume(self, name: str) -> SavepointRecord:
-        """Go on with one whose owner is gone, or that failed; in this process. See `resume_savepoint`."""
+        """Resume one whose owner is gone, or that failed; in this process. See `resume_savepoint`."""
         self._catalog.job_info()
         return resume_savepoint(self._work, name)
 
     def wait_for(self, name: str) -> SavepointRecord:
-        """Wait until a savepoint is at rest; if its owner goes away meanwhile, go on with it here."""
+        """Wait until a savepoint is at rest; if its owner goes away meanwhile, resume it here."""
         while True:
             record = read_savepoint(self._catalog.root, name)
             self._watch(record)
@@ -239,14 +239,14 @@ class Savepointer:
                 try:
                     return self.resume(name)
                 except SnapshotInUse:
-                    continue  # somebody else was quicker, or the run lives after all
+                    continue  # another process was faster, or the run lives after all
                 finally:
                     self._poll(POLL_S)
             self._poll(POLL_S)
 
     def _wait_for_answer(self, request: ControlRequest) -> None:
         while True:
-            # Asked in this order: a run that answers and ends in between is not taken for one that did not answer.
+            # In this order: a run that answers and ends in between is not taken for one that did not answer.
             runs = self._runs()
             given = read_answer(self._catalog.root, request)
             if given is not None:
@@ -260,13 +260,13 @@ class Savepointer:
             self._poll(POLL_S)
 
     def new_name(self) -> str:
-        """A name by the time."""
+        """Return a name made from the time."""
         at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         return f"{at:%Y%m%dt%H%M%S}-{self._ids.short()[-4:]}"
 
 
 def _converter(job: JobSpec) -> Convert:
-    """In this process; with Spark on this machine where the state is large, as `stillstate convert` does."""
+    """Convert in this process; with Spark on this machine where the state is large, as `stillstate convert` does."""
 
     def convert(
         root: Store,
@@ -306,7 +306,7 @@ class SavepointRow:
     """One line of `stillstate savepoints`.
 
     Attributes:
-        inflight_rows, inflight_bytes: rows in flight, about; None while that is not known.
+        inflight_rows, inflight_bytes: rows in flight, about; None while they are not known.
     """
 
     name: str
@@ -335,7 +335,7 @@ class SavepointRow:
     def of(
         record: SavepointRecord, root_url: str, now_ms: int, shared: Shared, waiting: Waiting | None
     ) -> SavepointRow:
-        """What a record says, whom its files are shared with by hard link, and what is in flight in it."""
+        """Return the row of a record, with the snapshots that share its files by hard link, and its rows in flight."""
         wait_ms = record.next_attempt_at_ms - now_ms if record.next_attempt_at_ms else 0
         return SavepointRow(
             name=record.name,
@@ -363,7 +363,7 @@ class SavepointRow:
 
     @staticmethod
     def of_request(request: ControlRequest, *, is_void: bool, now_ms: int) -> SavepointRow:
-        """A request that no record answers yet, or never will."""
+        """Return the row of a request that no record answers yet, or never will."""
         return SavepointRow(
             name=request.name,
             state="ABANDONED" if is_void else "REQUESTED",
@@ -381,9 +381,9 @@ class SavepointRow:
 
 
 def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[SavepointRow]:
-    """All savepoints of a job and what is asked for, newest first.
+    """Return all savepoints of a job and the open requests, newest first.
 
-    One whose record cannot be read is a row of its own; folders without a record are not shown.
+    A savepoint whose record cannot be read gets a row too; folders without a record are not shown.
 
     Raises:
         JobNotFound, StoreUnavailable.
@@ -417,7 +417,7 @@ def _age_s(at_ms: int, now_ms: int) -> float:
 
 
 def failed(record: SavepointRecord) -> StillstateError | None:
-    """What a savepoint that is at rest without being COMPLETED ends the command with."""
+    """Return the error that a savepoint at rest without being COMPLETED ends the command with."""
     if record.state == "COMPLETED":
         return None
     if record.state == "IN_PROGRESS":

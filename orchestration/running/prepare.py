@@ -24,7 +24,7 @@ _MAKING: Final = ".making-"
 
 
 def archive_of_host() -> Path | None:
-    """This host's archive; None if there is none that is whole.
+    """Return this host's complete archive; None without one.
 
     Raises:
         MissingJava: no Java 17 or newer.
@@ -33,13 +33,13 @@ def archive_of_host() -> Path | None:
 
 
 def make_archive() -> Path:
-    """Run a small job in a process of its own, and keep the archive that its Java writes at its end.
+    """Run small jobs in a separate process, and keep the archive that its Java writes at its end.
 
-    It takes about a minute, with low priority. The archive appears complete or not at all, and takes the place of one
-    that is there.
+    It takes about a minute, with low priority. The archive appears complete or not at all, and replaces an existing
+    one.
 
     Raises:
-        MissingJava: no Java 17 or newer. Unavailable: the job failed, or Java wrote none.
+        MissingJava: no Java 17 or newer. Unavailable: the job failed, or Java wrote no archive.
     """
     key = archive_key(require_java())
     try:
@@ -77,7 +77,7 @@ def _made_in(folder: Path, key: str) -> Path:
 
 
 def remove_archives() -> list[Path]:
-    """Remove this host's archive and those of other Javas and Sparks; gives what was removed."""
+    """Remove this host's archive and those of other Javas and Sparks; return the removed paths."""
     folder = archive_folder()
     found = sorted(folder.glob("*.jsa"))
     for archive in found:
@@ -88,7 +88,7 @@ def remove_archives() -> list[Path]:
 
 
 def _remove_leavings(folder: Path) -> None:
-    """Of a `prepare` that was killed: nobody else would."""
+    """Remove the files of a killed `prepare`: no other code removes them."""
     for left in folder.glob(f"{_MAKING}*"):
         if is_abandoned(left, SYSTEM_CLOCK):
             shutil.rmtree(left, ignore_errors=True)

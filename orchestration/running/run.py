@@ -1,6 +1,6 @@
-"""Running one job in this process: entry point → session → epochs, with a graceful stop.
+"""Runs one job in this process: entry point → session → epochs, with a graceful stop.
 
-How it goes is told to callbacks; `orchestration/show/runs.py` has displays for them.
+Progress is reported to callbacks; `orchestration/show/runs.py` has displays for them.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ __all__ = ["RestoreWatch", "run_job"]
 RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
 ONE_REQUEST_S: Final = 1.0
-"""Signals that come so close together are one request to stop."""
+"""Signals within this time are one request to stop."""
 SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"  # set by orchestration/submitted.py
 WORKER_STACKS_CONF: Final = "spark.python.worker.tracebackDumpIntervalSeconds"
 
 _Settings = tuple[str, dict[str, str]]
-"""Of a session: its master, and what else Spark is told."""
+"""Of a session: its master, and its other Spark settings."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class RestoreWatch:
-    """Tells how far the restore is, from this run's own heartbeats, until the first epoch is over.
+    """Reports the progress of the restore, from this run's own heartbeats, until the first epoch is over.
 
     Args:
-        on_restore: is called with how many shards are back and how many there are to bring back.
-        wait: waits for so many seconds and says whether the watch is over, as `Event.wait` does.
+        on_restore: is called with the number of restored shards and the number of shards to restore.
+        wait: waits for a number of seconds and returns whether the watch is over, as `Event.wait` does.
         pid: of this run's process, to tell its heartbeats from those of the run before.
     """
 
@@ -78,7 +78,7 @@ class RestoreWatch:
         self._pid = pid
 
     def follow(self) -> None:
-        """Look until `wait` says that it is enough. It never raises: the run goes on without it."""
+        """Look until `wait` returns that the watch is over. It never raises: the run continues without it."""
         shown = (0, 0)
         while not self._wait(RESTORE_INTERVAL_S):
             try:
@@ -98,7 +98,7 @@ class RestoreWatch:
 def _watched(
     catalog: Catalog, on_restore: Callable[[int, int], None], on_progress: Callable[[Progress], None]
 ) -> Iterator[Callable[[Progress], None]]:
-    """`on_progress`, with a restore watch beside it until it is called first."""
+    """Yield `on_progress`, with a restore watch beside it until it is called first."""
     over = threading.Event()
     watch = RestoreWatch(catalog, on_restore, over.wait, os.getpid())
     thread = threading.Thread(target=watch.follow, name="stillstate-restore-watch", daemon=True)
@@ -137,12 +137,12 @@ def run_job(
     Args:
         spec: the job.
         folder: of the configuration file; entry points are looked for here first.
-        on_progress: is told about every epoch, in Spark's callback thread.
-        on_restore: is told how many of the shards are back before the first epoch, in a thread of its own.
-        on_copy: is told about every object that is there while what the job begins with is copied.
-        begin_log: is called when the run is not turned away, before Spark starts; gives the descriptor of a log file.
-        spark_in_log: what Spark's processes write to stderr goes to that file instead.
-        is_current: whether `spec` is still what the configuration says; asked by a driver that stood by.
+        on_progress: gets every epoch, in Spark's callback thread.
+        on_restore: gets the number of restored shards before the first epoch, in a separate thread.
+        on_copy: gets every object that is there while the snapshot that the job begins with is copied.
+        begin_log: is called when the run is admitted, before Spark starts; returns the descriptor of a log file.
+        spark_in_log: the stderr output of Spark's processes goes to that file instead.
+        is_current: whether `spec` is still the file's; called by a standby driver.
 
     Raises:
         StillstateError: see `state_runtime.base.errors`; the command line turns it into an exit code.
@@ -160,7 +160,7 @@ def run_job(
         _LOG.warning("%s", moved_text(spec))
     catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
     if not options.takeover:
-        # Asked again by the run itself; here it saves a second driver the start of Spark.
+        # The run itself checks it again; here it saves a second driver the start of Spark.
         refuse_if_live(catalog, SYSTEM_CLOCK)
     refuse_if_claimed(catalog.root)
     if not (cause or supervisor_pid):
@@ -208,8 +208,8 @@ def run_job(
 
 
 def _is_unwanted(catalog: Catalog, cause: str) -> bool:
-    """Whether this is a restart in place of a run that was asked to stop since its supervisor has looked: Java took
-    seconds to start. A start by anybody else is wanted."""
+    """Whether this is a restart in place of a run for which a stop was requested after its supervisor's last look: Java
+    took seconds to start. Any other start is wanted."""
     status = catalog.status() if cause.startswith(RESTARTED) else None
     if status is None or not asked_to_stop(catalog.root, status.term):
         return False
@@ -220,7 +220,7 @@ def _is_unwanted(catalog: Catalog, cause: str) -> bool:
 def _session_and_job(
     spec: JobSpec, folder: Path, settings: _Settings, *, stderr: int | None
 ) -> tuple[SparkSession, StreamingJob]:
-    """Java starts beside what is imported: the job's code, and the driver."""
+    """Start Java in parallel to the imports of the job's code and the driver."""
     # Imported late: the rest of the command line must start quickly, and without Spark installed.
     from state_runtime.spark.java_start import JavaStart
 
@@ -237,7 +237,7 @@ def _session_and_job(
 
 @dataclass(frozen=True)
 class _StoodBy:
-    """What a driver has that stood by."""
+    """The prepared parts of a standby driver."""
 
     settings: _Settings
     session: SparkSession
@@ -246,7 +246,7 @@ class _StoodBy:
 def _stood_by(
     supervised: Supervised, spec: JobSpec, folder: Path, is_current: Callable[[], bool]
 ) -> tuple[str, _StoodBy]:
-    """Everything but what touches the job, and then the call; its cause."""
+    """Prepare everything that does not touch the job, wait for the call, and return its cause."""
     refuse_missing_module(spec.entry_point, folder)
     settings = _session_of(spec, is_submitted=False)
     session, _ = _session_and_job(spec, folder, settings, stderr=None)
@@ -262,14 +262,14 @@ def _telling(supervised: Supervised, on_progress: Callable[[Progress], None]) ->
 
 
 def _started_by() -> tuple[str, int]:
-    """The cause of this start and the pid of the supervisor, as a launcher has put them into the environment. They are
-    of this process: whatever it starts does not inherit them."""
+    """Return the cause of this start and the pid of the supervisor, as a launcher has put them into the environment.
+    They are removed from it: processes that this one starts do not inherit them."""
     cause, supervisor = os.environ.pop(CAUSE_ENV, ""), os.environ.pop(SUPERVISOR_ENV, "")
     return cause[:CAUSE_CHARS_MAX], int(supervisor) if supervisor.isascii() and supervisor.isdigit() else 0
 
 
 def _show_stacks_on_request() -> None:
-    """SIGUSR1 writes the stacks of all threads to stderr, even of a process that hangs in C; so does a crash."""
+    """Let SIGUSR1 write the stacks of all threads to stderr, even of a process that hangs in C; so does a crash."""
     try:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1)
@@ -278,13 +278,13 @@ def _show_stacks_on_request() -> None:
 
 
 def _session_of(spec: JobSpec, *, is_submitted: bool) -> _Settings:
-    """The master and the settings of the driver's session; no master where `spark-submit` has said it."""
+    """Return the master and the settings of the driver's session; no master where `spark-submit` has set it."""
     master = spec.launcher.master or spec.spark.master
     return "" if is_submitted else master, {**_stacks_of_workers(spec), **driver_conf(spec)}
 
 
 def _stacks_of_workers(spec: JobSpec) -> dict[str, str]:
-    """Spark's Python workers, in which user code runs, tell their stacks before a run counts as stalled."""
+    """Let Spark's Python workers, in which user code runs, report their stacks before a run counts as stalled."""
     if not spec.recovery.stall_timeout_s:
         return {}
     return {WORKER_STACKS_CONF: str(max(1, int(spec.recovery.stall_timeout_s / 2)))}
@@ -328,9 +328,9 @@ def _let_python_workers_import_from(folder: Path) -> None:
 
 @contextmanager
 def _stop_on_signals(clock: Clock = SYSTEM_CLOCK) -> Iterator[threading.Event]:
-    """An event that SIGTERM, SIGINT and SIGHUP set. The first one counts, and what comes with it: a signal to a group
-    reaches a driver directly and once more from its supervisor, and `timeout` sends two. Later ones act as if nobody
-    handled them."""
+    """Yield an event that SIGTERM, SIGINT and SIGHUP set. Signals shortly after the first one count with it: a signal
+    to a group reaches a driver directly and once more from its supervisor, and `timeout` sends two. Later ones act as
+    without a handler."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may install handlers; tests and notebooks stop by other means
@@ -338,7 +338,7 @@ def _stop_on_signals(clock: Clock = SYSTEM_CLOCK) -> Iterator[threading.Event]:
     before: Mapping[signal.Signals, Any] = {
         number: handler
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        # Whoever ignores SIGHUP (`nohup`) wants the run to outlive the terminal.
+        # A caller that ignores SIGHUP (`nohup`) wants the run to outlive the terminal.
         if (handler := signal.getsignal(number)) is not signal.SIG_IGN or number != signal.SIGHUP
     }
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -353,7 +353,7 @@ def _stop_on_signals(clock: Clock = SYSTEM_CLOCK) -> Iterator[threading.Event]:
             asked_at_s = now_s
             stop.set()
         elif now_s - asked_at_s >= ONE_REQUEST_S:
-            # It must still work when an epoch hangs.
+            # The next signal must still work when an epoch hangs.
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -367,7 +367,7 @@ def _stop_on_signals(clock: Clock = SYSTEM_CLOCK) -> Iterator[threading.Event]:
 
 
 def _leave(terminals: Sequence[int]) -> None:
-    """Write to nowhere instead of a terminal that was closed: what fails there would fail the last checkpoint."""
+    """Redirect output from a closed terminal to nowhere: a failed write would make the last checkpoint fail."""
     if terminals:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in terminals:

@@ -1,9 +1,9 @@
-"""A driver that stands by for another one: all that a start costs is done, but for what touches the job.
+"""A driver that stands by for another one: every step of a start is done that does not touch the job.
 
-It has started Java, built the session, imported the job's code and run two small jobs of our own, which compile what
-most jobs need; then it waits for its supervisor's call (`orchestration/standby.py`). It has looked at no store and
-written nothing but scratch. If what it has loaded was changed on disk meanwhile, it starts again as a new process
-would, in place. If its supervisor ends, it ends.
+It has started Java, built the session, imported the job's code and run two of Stillstate's small jobs, which compile
+what most jobs need; then it waits for its supervisor's call (`orchestration/standby.py`). It has read no store and
+written only scratch files. If the loaded code was changed on disk meanwhile, it starts again in place, as a new process
+would. If its supervisor ends, it ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FOLDER: Final = "stillstate-standby-"
 _LOG = logging.getLogger(__name__)
 
 Fingerprint = tuple[int, int]
-"""When a file was changed, in nanoseconds, and its size in bytes."""
+"""A file's time of change, in nanoseconds, and its size in bytes."""
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Supervised:
 
     @staticmethod
     def of_environment(supervisor_pid: int = 0) -> Supervised | None:
-        """As the supervisor has put it into the environment; None without one. Nothing that this process starts
-        inherits it."""
+        """Build it from the environment that the supervisor has set; None without a supervisor. Processes that this one
+        starts do not inherit these variables."""
         pipes, waits = os.environ.pop(PIPES_ENV, ""), os.environ.pop(WAITS_ENV, "")
         try:
             calls, tells = (int(number) for number in pipes.split(","))
@@ -76,7 +76,7 @@ class Supervised:
         return Supervised(calls, tells, bool(waits), supervisor_pid)
 
     def at_work(self) -> None:
-        """Say, once, that the first checkpoint is made."""
+        """Report, once, that the first checkpoint is made."""
         self._tell(AT_WORK)
 
     def is_called(self) -> bool:
@@ -84,7 +84,7 @@ class Supervised:
         return bool(select.select([self.calls], [], [], 0)[0])
 
     def wait(self) -> str:
-        """Say that this process is ready, and wait for the call; the cause in it. Without a supervisor it ends."""
+        """Report that this process is ready, wait for the call, and return its cause. End without a supervisor."""
         self._tell(READY)
         line = b""
         while not line.endswith(b"\n") and len(line) < LINE_BYTES_MAX:
@@ -99,7 +99,7 @@ class Supervised:
         return cause
 
     def start_again(self, cause: str, why: str) -> NoReturn:
-        """Become a new process in place, with the same id and the same pipes, as if nobody had stood by."""
+        """Become a new process in place, with the same id and the same pipes, as if it had never been a standby."""
         _LOG.warning("the standby process cannot be used: %s; a new driver starts", why)
         for pipe in (self.calls, self.tells):
             os.set_inheritable(pipe, True)
@@ -114,12 +114,12 @@ class Supervised:
         if word in self._has_told:
             return
         self._has_told.add(word)
-        with suppress(OSError):  # the supervisor is gone: the driver goes on without it
+        with suppress(OSError):  # the supervisor is gone: the driver continues without it
             os.write(self.tells, word)
 
 
 def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable[[], bool]) -> str:
-    """Warm the session, and wait; the cause of the call.
+    """Warm the session, wait, and return the cause of the call.
 
     Args:
         is_current: whether the configuration is still the one that was loaded.
@@ -143,7 +143,7 @@ def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable
 
 
 def _remove_leavings(folder: Path) -> None:
-    """Of this user's processes that were killed while they ran the small jobs."""
+    """Remove the files of this user's processes that were killed while they ran the small jobs."""
     for left in folder.glob(f"{_FOLDER}*"):
         with suppress(OSError):
             if left.lstat().st_uid == os.getuid() and is_abandoned(left, SYSTEM_CLOCK):
@@ -151,8 +151,8 @@ def _remove_leavings(folder: Path) -> None:
 
 
 def code_files() -> Iterator[Path]:
-    """Files of the modules that are loaded, but for Python's own library; and the lists that a package manager writes
-    anew with each installation: a module that is loaded later would be of another version than those that are."""
+    """Yield the files of the loaded modules, except Python's own library; and the lists that a package manager rewrites
+    with each installation: a module that is loaded after one would have another version than the loaded ones."""
     packages = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for module in list(sys.modules.values()):
@@ -160,7 +160,7 @@ def code_files() -> Iterator[Path]:
         if not file:
             continue
         path = Path(file)
-        # Packages may lie in a folder of the library.
+        # Packages may be in a folder of the library.
         if any(map(path.is_relative_to, packages)) or not any(map(path.is_relative_to, library)):
             yield path
     for entry in {*sys.path, *map(str, packages)} - {""}:
@@ -168,13 +168,13 @@ def code_files() -> Iterator[Path]:
 
 
 def fingerprints(paths: Iterable[Path]) -> dict[Path, Fingerprint]:
-    """Of the files that are there."""
+    """Return the fingerprints of the existing files."""
     found = {path: _fingerprint(path) for path in paths}
     return {path: print_ for path, print_ in found.items() if print_ is not None}
 
 
 def changed_since(loaded: Mapping[Path, Fingerprint]) -> Path | None:
-    """A file that is not as it was, or not there any more; None if all are."""
+    """Return a file that was changed or removed; None if all are unchanged."""
     return next((path for path, before in loaded.items() if _fingerprint(path) != before), None)
 
 

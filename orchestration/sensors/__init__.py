@@ -1,6 +1,5 @@
-"""Sensors for all jobs of a file: one publishes what they achieved, one brings lost drivers back, one has their
-changelog folded, one judges them by their limits, one compares them with the file, and one tells somebody outside of
-Dagster what is wrong."""
+"""Sensors for all jobs of a file. One publishes their progress, one brings lost drivers back, one has their changelog
+folded, one judges them by their limits, one compares them with the file, and one sends notifications."""
 
 from stillstate.orchestration.sensors.materialize import build_materialization_sensor
 from stillstate.orchestration.sensors.progress import build_progress_sensor

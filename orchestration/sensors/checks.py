@@ -1,8 +1,8 @@
 """The sensor of checks with a limit: a light look at each job every few minutes; a verdict is stored when it changes,
 and once an hour.
 
-Jobs are looked at as other sensors do (orchestration/probes/): one store that does not answer keeps no other job from
-being judged. Who was looked at longest ago comes first.
+Jobs are looked at as by other sensors (orchestration/probes/): one store that does not answer does not keep other jobs
+from being judged. The job whose last look is the oldest comes first.
 """
 
 import json
@@ -31,7 +31,7 @@ STORE_EVERY_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class CheckCursor:
-    """Of one job: when it was looked at, when its verdicts were stored, and what they were (`name:passed,…`)."""
+    """Of one job: when it was looked at, when its verdicts were stored, and the verdicts (`name:passed,…`)."""
 
     looked_ms: int = 0
     stored_ms: int = 0
@@ -39,7 +39,7 @@ class CheckCursor:
 
 
 def read_check_cursor(text: str | None) -> dict[str, CheckCursor]:
-    """Parse a cursor; one that is not understood starts anew: then every verdict is stored once more."""
+    """Parse a cursor; one that cannot be parsed starts empty: then every verdict is stored once more."""
     if not text:
         return {}
     try:
@@ -54,7 +54,8 @@ def read_check_cursor(text: str | None) -> dict[str, CheckCursor]:
 
 
 def build_checks_sensor(mount: Mount, jobs: Mapping[str, Collection[CheckName]]) -> dg.SensorDefinition:
-    """The sensor for the jobs that have such checks, and which; a limit that is new in the file waits for a reload."""
+    """Build the sensor for the jobs that have such checks, with their names; a limit that is new in the file takes
+    effect after a reload."""
 
     @sensor_of(
         mount,
@@ -86,12 +87,12 @@ def build_checks_sensor(mount: Mount, jobs: Mapping[str, Collection[CheckName]])
 
 
 def _is_no_job(outcome: object) -> bool:
-    """Not started yet: nothing to judge, and nothing wrong."""
+    """Whether the job was not started yet: nothing to judge, and nothing wrong."""
     return isinstance(outcome, NoLook) and isinstance(outcome.error, JobNotFound)
 
 
 def _found(job: JobSpec, outcome: list[Judged] | NoLook) -> list[Judged]:
-    """The verdicts on a job. What cannot be looked at is not green."""
+    """Return the verdicts on a job. A job that cannot be looked at is not green."""
     if not isinstance(outcome, NoLook):
         return outcome
     if _is_no_job(outcome):
@@ -100,7 +101,7 @@ def _found(job: JobSpec, outcome: list[Judged] | NoLook) -> list[Judged]:
 
 
 def _stored(cursor: CheckCursor, found: list[Judged], clock: Clock) -> tuple[CheckCursor, list[Judged]]:
-    """The cursor after a look, and the verdicts that are to be stored."""
+    """Return the cursor after a look, and the verdicts to store."""
     now_ms = clock.now_ms()
     verdicts = ",".join(f"{j.check}:{int(j.passed)}{int(j.is_known)}" for j in found)
     if not found or (verdicts == cursor.verdicts and now_ms - cursor.stored_ms < STORE_EVERY_S * 1000):

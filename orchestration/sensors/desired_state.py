@@ -1,10 +1,10 @@
-"""The sensor of the desired state: publishes the check `matches_configuration` of every job, and requests a migration
-of those whose file asks for that (`migration.automatic`), and a run that goes on with a migration whose process has
-ended, whoever began it.
+"""The sensor of the desired state. It publishes the check `matches_configuration` of every job. It requests a migration
+of the jobs whose file asks for it (`migration.automatic`), and a run that continues a migration whose process has
+ended, no matter who began it.
 
-Safe to run twice, or to lose its cursor: the run key is the difference, Dagster's own record says what was asked for,
-the run itself looks again before it acts, and the job root says what was taken back. The cursor only knows what was
-shown, and since when the file is as it is.
+It may run twice, or lose its cursor: the run key is the difference, Dagster's own record has the requests, the run
+itself looks again before it acts, and the job root records migrations that were taken back. The cursor only holds what
+was shown, and since when the file is unchanged.
 """
 
 import json
@@ -41,12 +41,12 @@ __all__ = ["DesiredCursor", "build_desired_state_sensor", "read_desired_cursor"]
 CURSOR_VERSION: Final = 1
 LOOK_EVERY_S: Final = 60
 SHOWN_EVERY_S: Final = 86_400.0
-"""A verdict that nobody changed is stored again: somebody may purge old events."""
+"""An unchanged verdict is stored again after this time, because old events may be purged."""
 
 
 @dataclass(frozen=True)
 class DesiredCursor:
-    """What was shown of a job.
+    """The state of a job that was shown.
 
     Attributes:
         shown: of the newest evaluation (`Desired.shown`), and the newest migration of Dagster's that had ended.
@@ -63,11 +63,11 @@ class DesiredCursor:
     is_free: bool = False
 
     def with_file(self, digest: str) -> "DesiredCursor":
-        """After a look at the file."""
+        """Return the cursor after a look at the file."""
         return replace(self, is_free=True) if self.taken_back and digest != self.file else self
 
     def with_record(self, record: Migration | None, digest: str) -> "DesiredCursor":
-        """After a look at the record."""
+        """Return the cursor after a look at the record."""
         if record is None or record.step != "rolled-back" or record.number == self.taken_back:
             return self
         return replace(self, taken_back=record.number, file=digest, is_free=False)
@@ -85,7 +85,7 @@ class _Tick:
     unmatched: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """A line for all jobs: every tick is stored with what it says."""
+        """Return one line for all jobs: every tick is stored with its text."""
         if not self.unmatched:
             return []
         more = len(self.unmatched) - NAMES_MAX
@@ -98,8 +98,8 @@ class _Tick:
 
 
 def read_desired_cursor(text: str | None) -> tuple[dict[str, DesiredCursor], str]:
-    """What was shown of each job, and the job to begin with. A cursor that is not understood starts anew: every check
-    is shown once more, and what was taken back is not tried again."""
+    """Parse a cursor: the shown state of each job, and the job to begin with. A cursor that cannot be parsed starts
+    empty: every check is shown once more, and a migration that was taken back is not tried again."""
     try:
         data = json.loads(text or "{}")
         if data.get("version") != CURSOR_VERSION:
@@ -116,7 +116,7 @@ def read_desired_cursor(text: str | None) -> tuple[dict[str, DesiredCursor], str
 def build_desired_state_sensor(
     mount: Mount, jobs: Sequence[str], migrate_jobs: Mapping[str, dg.JobDefinition]
 ) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows."""
+    """Build the sensor for the jobs that this code location knows."""
 
     @sensor_of(
         mount,
@@ -160,7 +160,7 @@ def build_desired_state_sensor(
 def _judge(job: JobSpec, seen: Observation, records: Records, migrate_job: dg.JobDefinition, tick: _Tick) -> None:
     record = records.get(job.name)
     if isinstance(record, NoLook):
-        return  # nothing is known: what was said of it stays as it was
+        return  # nothing is known: the last verdict stays
     digest = section_digest(job)
     before = tick.cursors.get(job.name, DesiredCursor()).with_file(digest).with_record(record, digest)
     past = tick.past.get(tick.mount.tag(job.name), [])
@@ -183,7 +183,7 @@ def _judge(job: JobSpec, seen: Observation, records: Records, migrate_job: dg.Jo
     request = _request(tick.mount, job, found, record, migrate_job)
     if request is not None:
         tick.requests.append(request)
-    # Judged anew when a migration of Dagster's has ended: whoever was told that it failed waits for it.
+    # Judged again after each migration of Dagster's: the trouble of a failed one passes only by a newer verdict.
     ended = next((run.run_id for run in past if run.phase in ENDED), "")
     shown = f"{found.shown} {ended}"
     if shown != before.shown or tick.now_s - before.at_s >= SHOWN_EVERY_S:

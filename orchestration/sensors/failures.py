@@ -1,9 +1,10 @@
-"""The sensor that tells somebody outside of Dagster what is wrong with the streams of a file.
+"""The sensor that notifies a receiver outside of Dagster of the troubles of a file's streams.
 
-A trouble is a check that is red, or a run of ours that failed and was not followed by one that succeeded. What of it
-was told is in a book (orchestration/notify/outbox.py) that is stored after every call, beside Dagster's own cursors: a
-sensor's cursor is stored at a tick's end only, and a daemon that dies in a tick would make all calls of it again. So at
-most the call under way is repeated. A receiver that is down gets everything later, and costs a tick one time-out.
+A trouble is a check that is red, or one of Stillstate's runs that failed and was not followed by one that succeeded.
+The sent notifications are in a book (orchestration/notify/outbox.py), which is stored after every call, beside
+Dagster's own cursors: a sensor's cursor is stored at a tick's end only, and after a daemon's death in a tick all its
+calls would be repeated. So at most the call under way is repeated. A receiver that is down gets everything later, and
+costs a tick one time-out.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from stillstate.orchestration.text import counted_text
 __all__ = ["book_key", "build_failures_sensor"]
 
 CALLS_BUDGET_S: Final = 30.0
-"""Of a tick, which Dagster ends after 60 s."""
+"""For one tick, which Dagster ends after 60 s."""
 RUNS_PER_TICK_MAX: Final = 200
 _DRIVER_ACTIONS: Final = ("start", "recover", GIVE_UP)
 
 
 def book_key(mount: Mount) -> str:
-    """Where the book of a mount is, among Dagster's cursors."""
+    """Return the key of a mount's book among Dagster's cursors."""
     return mount.name("stillstate_failures")
 
 
 def build_failures_sensor(
     mount: Mount, jobs: Sequence[JobSpec], tell: Callable[..., None] = tell
 ) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows.
+    """Build the sensor for the jobs that this code location knows.
 
     Args:
-        tell: makes one call; replaced in tests of the laws that need no receiver.
+        tell: makes one call; replaced in tests that need no receiver.
     """
     checks = {spec.key: job.name for job in jobs for spec in _checks_of(mount, job)}
     streams = {mount.tag(job.name): job.name for job in jobs}
@@ -118,7 +119,7 @@ def _look(
     spec: Spec,
     now_ms: int,
 ) -> Book:
-    """The book after a look at Dagster's own record; asks no store."""
+    """Return the book after a look at Dagster's own record; read no store."""
     seen = newest_evaluations(instance, list(checks))
     red = [_red_check(key, checks[key], found, spec) for key, found in seen.items() if is_red(found)]
     passed = {_check_trouble(key): _at_ms(found) for key, found in seen.items() if evaluation_of_record(found).passed}
@@ -138,13 +139,13 @@ def _look(
         tag = next((tags[name] for name in STREAM_TAGS if name in tags), "")
         stream, action = streams.get(tag), tags.get(ACTION_TAG, "")
         if stream is None or not action:
-            continue  # not ours, or of another mount
+            continue  # not a run of Stillstate, or of another mount
         key = f"run {action} {tag}"
         if not is_failed:
             red = [trouble for trouble in red if trouble.key != key]
             passed[key] = at_ms
             continue
-        # Told by the check that is red for the same reason, and says more.
+        # The check that is red for the same reason is already notified, and says more.
         if record.dagster_run.run_id in failed_in or (action in ("recover", GIVE_UP) and stream in ill):
             continue
         passed.pop(key, None)
@@ -163,8 +164,10 @@ def _passed_otherwise(
     matching: Mapping[str, int],
     now_ms: int,
 ) -> dict[str, int]:
-    """A failed start has passed when the driver is alive, whoever started it; a migration that was taken back, or did
-    not begin, when the job is well and nobody wants it otherwise; and what is not watched any more has.
+    """Return the time at which a trouble passed without a successful run; empty: it lasts. A failed start has passed
+    when the driver is alive, no matter what started it. A migration that was taken back, or did not begin, has passed
+    when the job is well and has the settings of the file. A trouble of a check or stream that is no longer watched has
+    passed.
 
     Args:
         matching: streams that are alive and have the settings of the file, and since when the latter is known.
@@ -176,7 +179,7 @@ def _passed_otherwise(
     if tag not in streams:
         return {trouble.key: now_ms}
     if action == "migrate":
-        # An older verdict is of before the migration; the sensor of the desired state judges anew when one has ended.
+        # An older verdict is from before the migration; the sensor of the desired state judges again after each.
         matches_ms = matching.get(trouble.stream, 0)
         return {trouble.key: matches_ms} if matches_ms > trouble.at_ms else {}
     alive_ms = well.get(trouble.stream, 0)
@@ -207,9 +210,10 @@ def _red_check(key: dg.AssetCheckKey, stream: str, record: Any, spec: Spec) -> T
 
 
 def _ended_runs(instance: dg.DagsterInstance, after_id: int | None) -> tuple[list[tuple[dg.RunRecord, int, bool]], int]:
-    """Runs that ended since, in that order: the run, when, and whether it failed; and how far was read.
+    """Return the runs that ended since, in that order: the run, when, and whether it failed; and the id of the last
+    event read.
 
-    A sensor that looks for the first time begins with what ends from now on.
+    A sensor that looks for the first time begins with runs that end from now on.
     """
     if after_id is None:
         kinds = (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_SUCCESS)
@@ -224,7 +228,7 @@ def _ended_runs(instance: dg.DagsterInstance, after_id: int | None) -> tuple[lis
         events += [(record.storage_id, record, is_failed) for record in records]
         if len(records) == RUNS_PER_TICK_MAX:
             read_to.append(records[-1].storage_id)
-    # What the other kind has beyond the end of a full page is left to the next tick: the order matters.
+    # Events of the other kind beyond the end of a full page are left to the next tick: the order matters.
     end = min(read_to) if read_to else max((number for number, _, _ in events), default=after_id)
     events = sorted((event for event in events if event[0] <= end), key=lambda event: event[0])
     ids = list({record.event_log_entry.run_id for _, record, _ in events})
@@ -252,7 +256,7 @@ def _failed_run(
 
 
 def _why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
-    """What the first failed step says, else the run's end."""
+    """Return the error of the first failed step, else the text of the run's end."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         event = entry.dagster_event
         data = event.step_failure_data if event is not None else None
@@ -265,7 +269,7 @@ def _why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
 
 
 def _redacted(text: str, stream: str, spec: Spec) -> str:
-    """Without a value of the file that may be secret; what others print may hold one."""
+    """Return a text without the file's values that may be secret; other programs may have printed one."""
     job = spec.jobs.get(stream)
     if job is not None:
         text = job.redact(text)

@@ -1,7 +1,8 @@
-"""The materialization sensor: starts runs where Dagster is to fold, and shows every fold and every row of failures.
+"""The materialization sensor: starts runs for the jobs that Dagster is to fold, and shows every fold and every row of
+failures.
 
-At most one run of a job: the run key is the newest materialization and the attempt, no request is made while a run or a
-materialization is under way or waits to be adopted, and the store's own records keep two that start all the same apart.
+At most one run of a job: the run key is the newest materialization and the attempt. No request is made while a run or a
+materialization is under way or waits to be adopted. If two start all the same, the store's own records keep them apart.
 """
 
 import json
@@ -42,7 +43,7 @@ HISTORY_MAX: Final = 100  # of a job that is seen for the first time
 
 @dataclass(frozen=True)
 class FoldCursor:
-    """What was published of a job: its newest record, and failures in a row as last shown (-1: never)."""
+    """The published state of a job: its newest record, and failures in a row as last shown (-1: never)."""
 
     uid: str
     record_id: int
@@ -65,7 +66,7 @@ class _Tick:
 
 
 def read_fold_cursor(text: str | None) -> tuple[dict[str, FoldCursor], str]:
-    """Parse a cursor: what was published, and the job to begin with. One that is not understood starts anew, since
+    """Parse a cursor: the published state, and the job to begin with. One that cannot be parsed starts empty, since
     publishing twice is harmless."""
     if not text:
         return {}, ""
@@ -82,10 +83,10 @@ def read_fold_cursor(text: str | None) -> tuple[dict[str, FoldCursor], str]:
 def build_materialization_sensor(
     mount: Mount, jobs: Sequence[str], fold_jobs: Sequence[Any], op: str = ""
 ) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows.
+    """Build the sensor for the jobs that this code location knows.
 
     Args:
-        op: which is told the stream, where they share one job.
+        op: the op that gets the stream, where streams share one job.
     """
 
     @sensor_of(
@@ -102,11 +103,11 @@ def build_materialization_sensor(
         before, start = read_fold_cursor(context.cursor)
         tick = _Tick(mount, op, {name: cursor for name, cursor in before.items() if name in jobs}, start=start)
         looks = stillstate.look(spec, jobs, start=tick.start)
-        # What a job never had, or cannot be seen, is not looked at a second time.
+        # A job that never started, or cannot be seen, is not looked at a second time.
         started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
         seen = stillstate.read(Reading(spec, started, "folds", _reader(tick.cursors), budget_s=looks.left_s))
         for trouble in troubles(looks.found):
-            # One job's unreadable store must not keep the others' logs growing.
+            # One job's unreadable store must not let the others' logs grow.
             context.log.error(trouble)
             tick.notes.append(trouble)
         for name in started:  # the others were not started yet: nothing to fold, and nothing wrong
@@ -129,11 +130,11 @@ def build_materialization_sensor(
 
 @dataclass(frozen=True, kw_only=True)
 class _Folds:
-    """What one reading of a job's store found.
+    """The result of one reading of a job's store.
 
     Attributes:
-        known: where publishing goes on: the cursor's, or where a root that is new to it begins.
-        records: newer ones, at most so many as a tick publishes; `left` is the log after the newest of them.
+        known: where publishing continues: the cursor's, or the beginning for a root that is new to it.
+        records: newer ones, at most as many as a tick publishes; `left` is the log after the newest of them.
         due: snapshot and reason of a fold that is due, if Dagster is to make it.
         waiting: a record that the driver will adopt.
         trouble: why the newest snapshot cannot be read, if so.
@@ -167,7 +168,7 @@ def _reader(cursors: Mapping[str, FoldCursor]) -> Callable[[JobSpec, Catalog], _
                 found = None if latest is None else adoptable(catalog.root, latest, catalog.clock, refused=set())
                 waiting = None if found is None else found.record_id
         except (CorruptData, UnsupportedFormat) as error:
-            trouble = error  # of the newest snapshot; how folds went is known all the same
+            trouble = error  # of the newest snapshot; the results of folds are known all the same
         return _Folds(
             known=known,
             health=health,
@@ -186,7 +187,7 @@ def _decide(job: JobSpec, seen: _Folds, now_ms: int, instance: dg.DagsterInstanc
     runs = past_folds(instance, tick.mount.tag(job.name))
     known = seen.known
     if not any(run.phase == "active" for run in runs):
-        # A run publishes its own; while one is active, the newest record may be one that it is about to publish.
+        # A run publishes its own record; while one is active, the newest record may be one that it is about to publish.
         known = _publish(job, seen, instance, tick)
     failed = max(seen.health.failed_in_a_row, failed_in_a_row(runs))
     if failed != known.failed:
@@ -214,7 +215,7 @@ def _publish(job: JobSpec, seen: _Folds, instance: dg.DagsterInstance, tick: _Ti
 
 
 def _published(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """Data versions of the newest materializations: those that runs published themselves."""
+    """Return the data versions of the newest materializations: those that runs published themselves."""
 
     newest = instance.fetch_materializations(key, limit=RECORDS_PER_TICK_MAX).records
     tags = [event.tags or {} for record in newest if (event := record.asset_materialization) is not None]
@@ -236,7 +237,7 @@ def _request(
             job_name=mount.job_name("materialize", job.name),
             run_config={"ops": {tick.op: {"config": {"stream": job.name}}}} if mount.is_shared else {},
             asset_selection=[mount.materialized(job.name)] if mount.is_shared else None,
-            asset_check_keys=[] if mount.is_shared else None,  # the check is a look at the past
+            asset_check_keys=[] if mount.is_shared else None,  # the check reads the past
             tags={
                 **fold_tags(job.materialization.timeout_s),
                 MATERIALIZE_TAG: mount.tag(job.name),

@@ -1,4 +1,4 @@
-"""What the overview shows beside a look: savepoints of the store, recoveries of Dagster's own record."""
+"""The overview's data beside a look: savepoints of the store, and recoveries from Dagster's own record."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -40,8 +40,8 @@ from stillstate.orchestration.text import time_text
 __all__ = ["OverviewCursor", "overview"]
 
 CHANGES_EVERY_S: Final = 60.0
-"""A change is shown at the next tick, if there was none just before: a job that comes and goes must not write the table
-at every tick, for each is some twenty kilobytes for fifty jobs."""
+"""A change is shown at the next tick, unless one was shown just before. A job that keeps changing must not write the
+table at every tick: each write is some twenty kilobytes for fifty jobs."""
 RECOVERIES_READ_MAX: Final = 500
 RESTARTS_MAX: Final = 15
 _SAID: Final[Mapping[RunPhase, str]] = {"succeeded": "", "failed": "failed ", "canceled": "canceled "}
@@ -49,13 +49,13 @@ _SAID: Final[Mapping[RunPhase, str]] = {"succeeded": "", "failed": "failed ", "c
 
 @dataclass(frozen=True)
 class OverviewCursor:
-    """What the next look needs to know.
+    """The state that the next look needs.
 
     Attributes:
         at_ms: when the table was last written.
-        digest: of who was how.
-        unwell_ms: of jobs of which the driver does not say it (their store is away, their root is damaged), when a look
-            first found them so. A process that is reloaded goes on counting from there.
+        digest: of the health of each job.
+        unwell_ms: when a look first found a job unwell, for jobs whose driver does not report it (the store does not
+            answer, the root is damaged). A reloaded process keeps these times.
     """
 
     at_ms: int = 0
@@ -71,7 +71,7 @@ def overview(
     instance: dg.DagsterInstance,
     before: OverviewCursor,
 ) -> tuple[Sequence[dg.AssetMaterialization | dg.AssetCheckEvaluation], OverviewCursor]:
-    """The table and its check if they are due, and what to remember."""
+    """Return the table and its check if they are due, and the next cursor."""
     now_ms = stillstate.clock().now_ms()
     unwell = {name: vitals_of(look) for name, look in looks.found.items()}
     unwell = {name: seen for name, seen in unwell.items() if not seen.is_well}
@@ -104,7 +104,7 @@ def overview(
 def _unwell_ms(
     found: Mapping[str, Look | NoLook], unwell: Mapping[str, Vitals], before: Mapping[str, int], now_ms: int
 ) -> dict[str, int]:
-    """See `OverviewCursor`; a job that this tick did not get to is as it was."""
+    """Return `unwell_ms` of `OverviewCursor`; a job that this tick did not reach is unchanged."""
     since_ms: dict[str, int] = {}
     for name, look in found.items():
         if isinstance(look, NoLook) and look.why == "not-reached":
@@ -116,11 +116,11 @@ def _unwell_ms(
 
 
 def _digest(found: Mapping[str, Look | NoLook], red: Collection[str]) -> str:
-    """Of what makes a change: health and term of each job, and which are red."""
+    """Return a digest of the facts whose change is shown: health and term of each job, and which jobs are red."""
     lines = sorted(red)
     for name, look in sorted(found.items()):
         if isinstance(look, NoLook):
-            # A tick that did not get so far has seen no change.
+            # A tick that did not reach a job has seen no change of it.
             lines.append(f"{name} {look.why}" if look.why != "not-reached" else name)
         else:
             status = look.seen.status
@@ -129,7 +129,7 @@ def _digest(found: Mapping[str, Look | NoLook], red: Collection[str]) -> str:
 
 
 def _newest_savepoint(job: JobSpec, catalog: Catalog) -> str:
-    """When it was complete; only how many there are, where they are too many to read."""
+    """Return when the newest savepoint was complete; only the number of savepoints if they are too many to read."""
     seen = savepoints_seen(catalog)
     if not seen.is_known:
         return f"{seen.count} in all"
@@ -145,7 +145,7 @@ class _Recovery:
     Attributes:
         text: when it was requested, and how it ended if not well.
         term: that it was for.
-        damage: what it found of a damaged newest snapshot, if it has left the choice to a person.
+        damage: the damage that it found in the newest snapshot, if it has left the choice to a person.
     """
 
     text: str = ""
@@ -154,12 +154,12 @@ class _Recovery:
 
 
 def _recovery_runs(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
-    """Newest first."""
+    """Return the recovery runs, newest first."""
     return instance.get_run_records(dg.RunsFilter(tags={ACTION_TAG: "recover"}), limit=RECOVERIES_READ_MAX)
 
 
 def _recoveries(records: Sequence[dg.RunRecord]) -> dict[str, _Recovery]:
-    """By the tag of the job."""
+    """Return the last recovery by the tag of the job."""
     found: dict[str, _Recovery] = {}
     for record in records:
         run = record.dagster_run
@@ -172,7 +172,8 @@ def _recoveries(records: Sequence[dg.RunRecord]) -> dict[str, _Recovery]:
 def _restarts(
     records: Sequence[dg.RunRecord], names: Mapping[str, str], found: Mapping[str, Look | NoLook]
 ) -> list[RestartRow]:
-    """The newest of all jobs: recoveries by Dagster, and of each job the newest restart in place, by its supervisor."""
+    """Return the newest restarts of all jobs: recoveries by Dagster, and of each job the newest restart in place, by
+    its supervisor."""
     rows = []
     for record in records:
         tags = record.dagster_run.tags

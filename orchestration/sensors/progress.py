@@ -1,8 +1,8 @@
-"""The progress sensor: what jobs achieve becomes run-less materializations.
+"""The progress sensor: publishes the progress of jobs as run-less materializations.
 
-Once each: the cursor says what was published, and before something is, Dagster's own record is asked whether it was
-stored already by a tick whose cursor was lost. A tick reads a bounded number of manifests, and publishes a job's newest
-snapshot only: whoever was away has nothing to catch up with.
+Each is published once: the cursor has the published state, and before an event is published, Dagster's own record is
+checked for one that was stored by a tick whose cursor was lost. A tick reads a bounded number of manifests, and
+publishes a job's newest snapshot only: after a pause there is no backlog to publish.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,8 @@ from stillstate.orchestration.text import counted_text
 __all__ = ["JOBS_PER_TICK_MAX", "build_progress_sensor"]
 
 JOBS_PER_TICK_MAX: Final = 500
-"""Of which something is published in one tick; the rest follows in the next, whoever waited longest first. Dagster
-stores some ten events in a second."""
+"""Jobs that are published in one tick; the rest follows in the next, the longest waiting first. Dagster stores some ten
+events in a second."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Tick:
 
 
 def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows."""
+    """Build the sensor for the jobs that this code location knows."""
     names = list(jobs)
 
     @sensor_of(
@@ -78,7 +78,7 @@ def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinit
         for problem in tick.problems:
             context.log.error(problem)
         said = f"{counted_text(len(due), 'job')} published" if due else "no new snapshots"
-        # No runs are requested, so every tick counts as skipped; its reason is what people see in the list.
+        # No runs are requested, so every tick counts as skipped; people see its reason in the list.
         return dg.SensorResult(
             asset_events=tick.events,
             cursor=ProgressCursor(tick.published, looks.next_start, overview_cursor).text(),
@@ -91,13 +91,13 @@ def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinit
 def _due(
     looks: Seen[Look], tick: _Tick, instance: dg.DagsterInstance, now_ms: int, interval_s: float
 ) -> Mapping[str, tuple[Published, str | None]]:
-    """Jobs of which something is to be published: what was before, and why a checkpoint is."""
+    """Return the jobs that have something to publish: the state published before, and why a checkpoint is published."""
     due: dict[str, tuple[Published, str | None]] = {}
     for name, look in looks.found.items():
         if isinstance(look, NoLook):
             continue
         if look.trouble is not None:
-            # Said at every tick until somebody has repaired it, for it keeps the job from starting.
+            # Reported at every tick until it is repaired, because it keeps the job from starting.
             tick.problems.append(f"{name}: {look.trouble}")
         if look.head is None:
             continue  # not started yet: no progress, and nothing wrong
@@ -124,7 +124,7 @@ def _read_back(mount: Mount, instance: dg.DagsterInstance, job: str, uid: str, k
 
 
 def _newest_of_root(instance: dg.DagsterInstance, key: dg.AssetKey, uid: str) -> tuple[Mapping[str, str], int]:
-    """Tags of an asset's newest materialization and when it was stored; none if it is of another root."""
+    """Return the tags of an asset's newest materialization and when it was stored; empty if it is of another root."""
     for record in instance.fetch_materializations(key, limit=1).records:
         event = record.asset_materialization
         if event is not None and event.tags and event.tags.get(ROOT_TAG) == uid:
@@ -147,8 +147,8 @@ def _publish(
     tick.problems.extend(f"{name}: {problem}" for problem in found.problems)
     runs = [point for point in found.newest if point.kind == "fencing" and point.term > before.run_term]
     if head.term > before.run_term and not any(point.term == head.term for point in runs):
-        runs.append(found.newest[-1])  # where it took over is long given up
-    # Ascending: what Dagster stores last is what it shows as newest.
+        runs.append(found.newest[-1])  # the snapshot at which it took over has expired long ago
+    # Ascending: Dagster shows the event that it stores last as the newest.
     stream, status = tick.mount.stream(name), look.seen.status
     tick.events.extend(run_materialization(stream, look.uid, point, status) for point in runs)
     after = replace(before, run_term=max(before.run_term, head.term))

@@ -1,7 +1,7 @@
-"""What the progress sensor publishes, and what it has published; pure.
+"""The state that the progress sensor publishes and has published; pure.
 
-Events by time, not by checkpoint: at most one of a job's checkpoints in an interval, whatever the job's pace, since
-each costs Dagster's storage about ten kilobytes for ever. What a person waits for is published at once.
+Events by time, not by checkpoint: at most one of a job's checkpoints in an interval, at any pace of the job, since each
+costs Dagster's storage about ten kilobytes for ever. Events that a person waits for are published at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CURSOR_VERSION: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What was published of a job root.
+    """The published state of a job root.
 
     Attributes:
-        uid: tells a root that was made anew from the one we knew.
+        uid: tells a root that was made again from the known one.
         snapshot_id: of the newest checkpoint; 0: none.
         term, shape: its.
         at_ms: when.
@@ -42,15 +42,15 @@ class Published:
 
 @dataclass(frozen=True)
 class ProgressCursor:
-    """The sensor's memory: what was published of each job, the job to begin with, and when the overview was written
-    and of whom."""
+    """The sensor's memory: the published state of each job, the job to begin with, and when the overview was written
+    and of which jobs."""
 
     jobs: Mapping[str, Published]
     start: str = ""
     overview: OverviewCursor = field(default_factory=OverviewCursor)
 
     def text(self) -> str:
-        """As small versioned JSON."""
+        """Return the cursor as small versioned JSON."""
         jobs = {
             name: [p.uid, p.snapshot_id, p.term, p.shape, p.at_ms, p.run_term] for name, p in sorted(self.jobs.items())
         }
@@ -60,8 +60,8 @@ class ProgressCursor:
 
 
 def read_cursor(text: str | None) -> ProgressCursor:
-    """Parse a cursor. One that is not understood (another version, edited by hand) is as good as none: what was
-    published is read back from Dagster's own record."""
+    """Parse a cursor. One that cannot be parsed (another version, edited by a user) is replaced by an empty one: the
+    published state is read back from Dagster's own record."""
     if not text:
         return ProgressCursor({})
     try:
@@ -91,14 +91,14 @@ def _published(row: tuple[str, int, int, str, int, int]) -> Published:
 def published_before(
     uid: str, checkpoint: Mapping[str, str], at_ms: int, run: Mapping[str, str], known: Published
 ) -> Published:
-    """What Dagster's own record says, where it knows more than the cursor: the daemon may have died between storing a
-    tick's events and its cursor.
+    """Return the published state from Dagster's own record, where it is newer than the cursor: the daemon may have died
+    between storing a tick's events and its cursor.
 
     Args:
         uid: of the root now.
-        checkpoint, run: tags of the newest materializations; empty if there are none, or they are not of ours.
+        checkpoint, run: tags of the newest materializations; empty if there are none, or Stillstate did not write them.
         at_ms: when the checkpoint's was stored.
-        known: what the cursor says.
+        known: the cursor's state.
     """
     snapshot_id, term = _number(checkpoint, DATA_VERSION_TAG), _number(checkpoint, TERM_TAG)
     run_term = _number(run, DATA_VERSION_TAG) if run.get(ROOT_TAG) == uid else 0
@@ -115,7 +115,7 @@ def _number(tags: Mapping[str, str], name: str) -> int:
 
 
 def why_publish(head: Manifest, before: Published, now_ms: int, interval_s: float) -> str | None:
-    """Why the newest snapshot is to be published now; None if it is not."""
+    """Return why the newest snapshot is to be published now; None if it is not."""
     if head.kind != "checkpoint" or head.snapshot_id <= before.snapshot_id:
         return None
     if not before.snapshot_id:

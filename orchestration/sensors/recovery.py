@@ -1,9 +1,9 @@
-"""The recovery sensor: requests one recovery run for each driver that was lost, one run that fails when no attempt is
-left, ends runs of ours whose worker is gone, and publishes the check `driver_alive` of every job.
+"""The recovery sensor. It requests one recovery run for each lost driver, and one run that fails when no attempt is
+left. It ends Stillstate's runs whose worker is gone, and publishes the check `driver_alive` of every job.
 
-Safe to run twice, or to lose its cursor: the run key is the failure, so Dagster starts one run per failure and
-attempt, and the run itself looks again before it acts. The cursor only knows what was shown, so that a check is
-evaluated when something changes and once an hour, and not with every tick.
+It may run twice, or lose its cursor: the run key is the failure, so Dagster starts one run per failure and attempt, and
+the run itself looks again before it acts. The cursor only holds what was shown, so that a check is evaluated when
+something changes and once an hour, and not with every tick.
 """
 
 import json
@@ -44,7 +44,7 @@ SHOWN_LATE_S: Final = 300.0
 
 @dataclass(frozen=True)
 class AliveCursor:
-    """What was shown of a job.
+    """The state of a job that was shown.
 
     Attributes:
         shown: level and headline of the check, the term and the attempt.
@@ -74,8 +74,8 @@ class _Tick:
 
 
 def read_alive_cursor(text: str | None) -> tuple[dict[str, AliveCursor], str]:
-    """What was shown of each job, and the job to begin with. A cursor that is not understood starts anew: every check
-    is shown once more."""
+    """Parse a cursor: the shown state of each job, and the job to begin with. A cursor that cannot be parsed starts
+    empty: every check is shown once more."""
     try:
         data = json.loads(text or "{}")
         if data.get("version") != CURSOR_VERSION:
@@ -92,7 +92,7 @@ def read_alive_cursor(text: str | None) -> tuple[dict[str, AliveCursor], str]:
 def build_recovery_sensor(
     mount: Mount, jobs: Sequence[str], recover_jobs: Mapping[str, dg.JobDefinition]
 ) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows."""
+    """Build the sensor for the jobs that this code location knows."""
 
     @sensor_of(
         mount,
@@ -104,7 +104,7 @@ def build_recovery_sensor(
     )
     def stillstate_recovery(context: dg.SensorEvaluationContext, stillstate: StillstateResource) -> dg.SensorResult:
         spec = stillstate.spec()
-        # First: a job is not brought back while a run of it counts as under way.
+        # First: a job is not recovered while a run of it counts as under way.
         streams = {mount.tag(name) for name in jobs} | {prune_tag(mount)}
         for line in end_lost_runs(context.instance, streams, STREAM_TAGS, ACTION_TAG, stillstate.clock()):
             context.log.error(line)
@@ -117,7 +117,7 @@ def build_recovery_sensor(
             try:
                 _judge(spec.job(name), look, spec, stillstate, context.instance, recover_jobs[name], tick)
             except StillstateError as error:
-                # One job's trouble must not leave the others without a guard.
+                # One job's trouble must not leave the other jobs unobserved.
                 context.log.error(f"{name}: {error}")
                 tick.notes.append(f"{name}: {error}")
         for request in tick.requests:
@@ -189,7 +189,7 @@ def _request(mount: Mount, job: JobSpec, look: AliveLook, recover_job: dg.JobDef
 
 
 def _restarted(stream: dg.AssetKey, status: RunStatus) -> dg.AssetObservation:
-    """A run that something and not somebody started, as an event of the stream."""
+    """Return an event of the stream for a run that was started automatically, not by a person."""
     return dg.AssetObservation(
         stream,
         description=f"term {status.term}: {status.cause}",

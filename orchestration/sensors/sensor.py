@@ -1,4 +1,4 @@
-"""What our sensors have in common."""
+"""The common part of Stillstate's sensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tick = Callable[[dg.SensorEvaluationContext, StillstateResource], dg.SensorResul
 def sensor_of(
     mount: Mount, name: str, description: str, interval_s: int, jobs: Sequence[Any] | None = None
 ) -> Callable[[Tick], dg.SensorDefinition]:
-    """A running sensor of a mount: its name and its resource are the mount's.
+    """Return a decorator for a running sensor of a mount: its name and its resource are the mount's.
 
     Args:
         jobs: that it requests runs of.
@@ -27,7 +27,7 @@ def sensor_of(
 
     def made(tick: Tick) -> dg.SensorDefinition:
         def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-            # Whoever calls a sensor like a function gives it the same resources by name too.
+            # A caller that calls a sensor like a function passes the same resources by name too.
             return tick(context, stillstate_of(context, mount))
 
         return dg.sensor(

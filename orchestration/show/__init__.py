@@ -1,1 +1,1 @@
-"""What commands show: tables, progress, results. Nothing here acts."""
+"""Output of the commands: tables, progress, results. Nothing here acts."""

@@ -1,4 +1,4 @@
-"""What the commands that delete show: tables with reasons and sizes, results; and how they ask."""
+"""Output of the commands that delete: tables with reasons and sizes, results; and the question before a deletion."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _FAILURES_MAX = 20
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask, where somebody is there to answer.
+    """Ask for confirmation, if a person can answer.
 
     Raises:
-        InvalidConfiguration: nobody is, and --yes was not given. Exit: the answer was no.
+        InvalidConfiguration: no person can, and --yes was not given. Exit: the answer was no.
     """
     if yes:
         return
@@ -52,7 +52,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def show_failures(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> None:
-    """What was not done, on stderr: each key with its reason."""
+    """Print on stderr what was not deleted: each key with its reason."""
     for snapshot_id, holders in kept.items():
         print(f"snapshot {snapshot_id} stays: {'; '.join(holders)}", file=sys.stderr)
     for failure in failures[:_FAILURES_MAX]:
@@ -64,12 +64,12 @@ def show_failures(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]
 
 
 def exit_code_of(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> int:
-    """4 (try again) if something was not done."""
+    """Return 4 (try again) if something was not deleted."""
     return 4 if failures or kept else 0
 
 
 def retention_table(plan: RetentionPlan) -> Table:
-    """Every snapshot with what becomes of it and why; the newest first, and of many only the first."""
+    """Return a table of every snapshot, its treatment and the reason; the newest first, and of many only the first."""
     deleted = plan.deleted
     title = (
         f"{plan.made.job}: {count_text(len(plan.kept))} kept, {count_text(len(deleted))} deleted "
@@ -93,7 +93,7 @@ def retention_table(plan: RetentionPlan) -> Table:
 
 
 def retention_json(plan: RetentionPlan) -> dict[str, Any]:
-    """The plan for `--json`."""
+    """Return the plan for `--json`."""
 
     def row(decision: Decision) -> dict[str, Any]:
         item = decision.item
@@ -118,7 +118,7 @@ def retention_json(plan: RetentionPlan) -> dict[str, Any]:
 
 
 def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
-    """What would be deleted, by kind and reason; and what stays."""
+    """Yield the objects that would be deleted, by kind and reason; and those that are kept."""
     title = f"{plan.made.job}: {count_text(len(plan.candidates))} objects, {bytes_text(plan.bytes)} to delete"
     table = new_table(title, "kind", "objects>", "bytes>", "why")
     groups: dict[tuple[str, str], list[int]] = {}
@@ -143,12 +143,12 @@ def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
 
 
 def gc_json(plan: GcPlan) -> dict[str, Any]:
-    """The plan for `--json`."""
+    """Return the plan for `--json`."""
     return {**dataclasses.asdict(plan), "bytes": plan.bytes}
 
 
 def pins_table(job: str, pins: Sequence[SnapshotPin], now_ms: int) -> Table:
-    """Who holds which snapshot."""
+    """Return a table of the pins and their snapshots."""
     title = f"{job}: {len(pins)} pins"
     table = new_table(title, "snapshot>", "pin", "by", "reason", "since", "until", "note")
     for pin in pins:

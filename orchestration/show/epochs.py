@@ -1,4 +1,4 @@
-"""What `stillstate epochs` shows: the tasks of one epoch with the slowest first, and the newest epochs; no I/O."""
+"""Output of `stillstate epochs`: the tasks of one epoch with the slowest first, and the newest epochs; no I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESTORED: Final = {"": "", "local": "local", "stale": "local and log", "primary
 
 
 def epochs_json(job: str, told: RunEpochs | None) -> dict[str, Any]:
-    """The document as it is, with what each task took."""
+    """Return the document as it is, with the time of each task."""
     if told is None:
         return {"job": job, "term": None, "epochs": []}
     epochs = []
@@ -66,7 +66,7 @@ def tasks_table(job: str, epoch: EpochTasks, limit: int) -> Table:
 
 
 def others_text(epoch: EpochTasks, limit: int) -> str:
-    """What the table of an epoch leaves out, in a line; empty if nothing."""
+    """Return a line on what the table of an epoch leaves out; empty if it is complete."""
     cut = epoch.tasks[limit:]
     others = epoch.others
     parts = [others] if others is not None else []

@@ -1,4 +1,4 @@
-"""How the progress of a fold is shown: a bar in a terminal, lines in a log file, JSON lines for programs."""
+"""Displays of the progress of a fold: a bar in a terminal, lines in a log file, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["FoldBar", "FoldJson", "FoldLines", "FoldView", "fold_view"]
 
 
 class FoldView(Protocol):
-    """Where the progress of a fold is shown."""
+    """A display of the progress of a fold."""
 
     def show(self, done: int, total: int) -> None:
-        """So many pieces are done."""
+        """Show how many pieces are done."""
         ...
 
     def close(self) -> None:
-        """The fold ended."""
+        """End the display: the fold ended."""
         ...
 
 
@@ -42,7 +42,7 @@ class FoldBar:
 
 
 class FoldLines:
-    """Lines for a log file, at most about one a second; the last one is never lost."""
+    """Lines for a log file, at most about one a second; the last one is always printed."""
 
     def __init__(self, console: Console, job: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console = console
@@ -54,7 +54,7 @@ class FoldLines:
             self._console.print(f"{self._job}: {done} of {total} ranges", markup=False, highlight=False)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 class FoldJson:
@@ -64,11 +64,11 @@ class FoldJson:
         print_json_line({"done": done, "total": total})
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 def fold_view(job: str, *, as_json: bool = False, console: Console | None = None) -> FoldView:
-    """The view that fits where the output goes."""
+    """Return the view that fits the output's destination."""
     console = Console(file=sys.stdout) if console is None else console
     form = form_of(console, as_json=as_json)
     if form == "json":

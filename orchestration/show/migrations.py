@@ -1,4 +1,4 @@
-"""How the plans of a migration and of a fork are shown."""
+"""Displays of the plans of a migration and of a fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fork_table", "plan_table"]
 
 
 def plan_table(plan: MigrationPlan) -> Table:
-    """What changes, one setting a line."""
+    """Return a table of the changes, one setting a line."""
     table = new_table(f"Migration of {plan.job}", "", "is", "becomes")
     for what, now, wanted in plan.rows():
         table.add_row(Text(what), Text(now), Text(wanted))
@@ -21,7 +21,7 @@ def plan_table(plan: MigrationPlan) -> Table:
 
 
 def fork_table(plan: ForkPlan) -> Table:
-    """Both jobs beside each other, one thing a line."""
+    """Return a table with both jobs beside each other, one property a line."""
     table = new_table(f"Fork of {plan.of}", "", plan.of, plan.job)
     for what, of, job in plan.rows():
         table.add_row(Text(what), Text(of), Text(job))

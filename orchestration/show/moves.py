@@ -1,4 +1,4 @@
-"""What `copy`, `move` and `verify` show: plans, results and findings."""
+"""Output of `copy`, `move` and `verify`: plans, results and findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FINDINGS_MAX = 200
 
 
 def plan_text(plan: MovePlan) -> str:
-    """One line: what goes where, and how."""
+    """Return one line: source, target, and method."""
     if plan.outcome is not None:
         return f"end the {plan.mode} of {plan.source_url} to {plan.target_url}, which is complete"
     what = {
@@ -34,7 +34,7 @@ def plan_text(plan: MovePlan) -> str:
 
 
 def result_text(result: MoveResult) -> str:
-    """What was done."""
+    """Return the text of the result."""
     plan = result.plan
     if plan.outcome is not None:
         done = "nothing was done" if plan.resumes is None else "the remaining steps are done"
@@ -55,7 +55,7 @@ def result_text(result: MoveResult) -> str:
 
 
 def move_json(plan: MovePlan, result: MoveResult | None) -> dict[str, Any]:
-    """For `--json`; `done` only after it was executed."""
+    """Return plan and result for `--json`; `done` only after the plan was executed."""
     shown: dict[str, Any] = {
         "mode": plan.mode,
         "what": plan.what,
@@ -87,7 +87,7 @@ def move_json(plan: MovePlan, result: MoveResult | None) -> dict[str, Any]:
 
 
 def report_json(job: str, report: VerifyReport) -> dict[str, Any]:
-    """For `--json`: everything, every finding too."""
+    """Return the report for `--json`, with every finding."""
     return {
         "job": job,
         "place": report.url,
@@ -118,7 +118,7 @@ def report_json(job: str, report: VerifyReport) -> dict[str, Any]:
 
 
 def show_report(job: str, report: VerifyReport) -> None:
-    """A line per finding, then the sum."""
+    """Print a line per finding, then the sum."""
     for finding in report.findings[:_FINDINGS_MAX]:
         ids = ", ".join(map(str, finding.snapshot_ids[:5])) + (" …" if len(finding.snapshot_ids) > 5 else "")
         of = f", snapshot {ids}" if ids else ""

@@ -1,7 +1,7 @@
-"""The pieces of every progress display, written once: the choice of its form, bars, the pace of lines, JSON lines.
+"""The common parts of progress displays: the choice of the form, bars, the pace of lines, JSON lines.
 
-Runs, folds and savepoints have displays of their own (`runs.py`, `folds.py`, `savepoints.py`), which choose by
-`form_of`. Everything else is one bar on stderr, and nothing where stderr is no terminal.
+Runs, folds and savepoints have separate displays (`runs.py`, `materializations.py`, `savepoints.py`), which choose by
+`form_of`. Every other display is one bar on stderr, and nothing if stderr is no terminal.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ Form = Literal["bar", "lines", "json"]
 """`bar` is redrawn in a terminal, `lines` go to a log file, `json` lines to a program."""
 
 LINE_INTERVAL_S: Final = 1.0
-"""A log file gets at most about one line a second: enough to see that work goes on, and still readable afterwards."""
+"""A log file gets at most about one line a second: enough to see that work continues, and still readable afterwards."""
 
 ShowCounts = Callable[[int, int], None]
-"""Is called with what is done and with how much there is in all; 0 for the latter while it is not known."""
+"""Is called with the finished amount and the total; the total is 0 while it is not known."""
 
 
 def form_of(console: Console, *, as_json: bool = False) -> Form:
-    """The form of a progress display that fits where it goes."""
+    """Return the form of a progress display that fits its destination."""
     if as_json:
         return "json"
     return "bar" if console.is_terminal else "lines"
 
 
 class Pace:
-    """Holds lines back that would follow too soon."""
+    """Holds back lines that would follow too soon."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK, interval_s: float = LINE_INTERVAL_S) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class Pace:
         """Whether a line may be printed now. If it may, it counts as printed.
 
         Args:
-            at_all_events: it is printed however soon it follows, as the last line is.
+            at_all_events: it is printed without a pause, as the last line is.
         """
         now_s = self._clock.monotonic_s()
         is_soon = self._last_s is not None and now_s - self._last_s < self._interval_s
@@ -80,26 +80,26 @@ class Pace:
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON object as a line on stderr: stdout is for the result."""
+    """Print one JSON object as a line on stderr: stdout is for the result."""
     print(json.dumps(value), file=sys.stderr, flush=True)
 
 
 def rich_bar(console: Console, *counts: ProgressColumn, transient: bool = False, disable: bool = False) -> Progress:
-    """A bar with a description on its left and `counts` on its right. A task without a total makes it pulse."""
+    """Return a bar with a description on its left and `counts` on its right. A task without a total makes it pulse."""
     columns = (TextColumn("{task.description}"), BarColumn(), *counts)
     return Progress(*columns, console=console, transient=transient, disable=disable)
 
 
 @contextmanager
 def count_bar(what: str, unit: str) -> Iterator[ShowCounts | None]:
-    """A bar that counts things, on stderr while the block runs; None where stderr is no terminal."""
+    """Show a bar that counts items, on stderr while the block runs; yield None if stderr is no terminal."""
     with _bar_on_stderr(what, MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()) as show:
         yield show
 
 
 @contextmanager
 def bytes_bar(what: str) -> Iterator[ShowCounts | None]:
-    """A bar of bytes with its speed, on stderr while the block runs; None where stderr is no terminal."""
+    """Show a bar of bytes with its speed, on stderr while the block runs; yield None if stderr is no terminal."""
     counts = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
     with _bar_on_stderr(what, *counts) as show:
         yield show
@@ -118,7 +118,7 @@ def _bar_on_stderr(what: str, *counts: ProgressColumn) -> Iterator[ShowCounts | 
 
 
 class PhaseBar:
-    """A bar that begins anew with each phase; without a terminal it does nothing."""
+    """A bar that starts again with each phase; without a terminal it does nothing."""
 
     def __init__(self, title: str, console: Console) -> None:
         self._title = title
@@ -127,7 +127,7 @@ class PhaseBar:
         self._task = self._bar.add_task(title, total=None)
 
     def show(self, phase: str, done: int, total: int) -> None:
-        """So much of a phase is done."""
+        """Show how much of a phase is done."""
         if phase != self._phase:
             self._phase = phase
             self._bar.reset(self._task, description=f"{self._title}: {phase}", total=total)
@@ -143,7 +143,7 @@ class PhaseBar:
 
 @contextmanager
 def phase_bar(title: str, *, quiet: bool = False, console: Console | None = None) -> Iterator[PhaseBar]:
-    """A bar on stderr while the block runs.
+    """Show a bar on stderr while the block runs.
 
     Args:
         quiet: show nothing.

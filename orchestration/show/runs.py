@@ -1,4 +1,4 @@
-"""How the progress of a run is shown: one line in a terminal, lines in a log file, JSON lines for programs."""
+"""Displays of the progress of a run: one line in a terminal, lines in a log file, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ __all__ = [
 
 
 class ProgressView(Protocol):
-    """Where the progress of a run is shown. Called from Spark's callback thread, and before the first epoch from
-    another."""
+    """A display of the progress of a run. Called from Spark's callback thread; before the first epoch from another."""
 
     def restoring(self, done: int, total: int) -> None:
-        """So many of the shards are brought back; the first epoch goes on when all are."""
+        """Show how many of the shards are restored; the first epoch continues when all are."""
         ...
 
     def copying(self, progress: CopyProgress) -> None:
-        """What the job begins with is being copied; one more object is there."""
+        """Show the copy of the snapshot that the job begins with; one more object is copied."""
         ...
 
     def show(self, progress: Progress) -> None:
-        """One epoch ended."""
+        """Show an epoch that ended."""
         ...
 
     def close(self) -> None:
-        """The run ended; whatever was held back is shown now."""
+        """End the display: the run ended; show the lines that were held back."""
         ...
 
 
@@ -80,7 +79,7 @@ class LiveLine:
 
 
 class PlainLines:
-    """One line per epoch for a log file, at most about one a second; the last one is never lost."""
+    """One line per epoch for a log file, at most about one a second; the last one is always printed."""
 
     def __init__(self, console: Console, job: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console = console
@@ -100,7 +99,7 @@ class PlainLines:
 
     def show(self, progress: Progress) -> None:
         with self._lock:
-            # What is held back gives way to what is newer, and is only counted.
+            # A newer line replaces the one that is held back, which is only counted.
             self._skipped += 1 if self._held is not None else 0
             if self._epochs.allows():
                 self._print(progress)
@@ -121,19 +120,19 @@ class PlainLines:
 
 
 class JsonLines:
-    """One JSON object per epoch on stdout, for programs; how a restore goes is in `jobs --json`."""
+    """One JSON object per epoch on stdout, for programs; the progress of a restore is in `jobs --json`."""
 
     def restoring(self, done: int, total: int) -> None:
-        """Not an epoch."""
+        """Do nothing: this is no epoch."""
 
     def copying(self, progress: CopyProgress) -> None:
-        """Not an epoch."""
+        """Do nothing: this is no epoch."""
 
     def show(self, progress: Progress) -> None:
         print(json.dumps(progress.to_json_dict()), flush=True)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 def restore_line(job: str, done: int, total: int) -> str:
@@ -154,7 +153,7 @@ def copy_line(job: str, progress: CopyProgress) -> str:
 
 
 def progress_line(job: str, progress: Progress) -> str:
-    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`, and where shards came back
+    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`, and where shards came
     from."""
     restores = {
         "local": progress.local_restores,
@@ -169,7 +168,7 @@ def progress_line(job: str, progress: Progress) -> str:
             f"rows {count_text(progress.input_rows)}",
             f"{count_text(progress.rows_per_s)}/s",
             f"state {count_text(progress.state_rows)}",
-            # Between two checkpoints there is none to tell of.
+            # Between two checkpoints there are no times of one to show.
             f"checkpoint {progress.checkpoint_ms:.0f} ms" if progress.checkpoint_ms else "checkpoint later",
             *((f"alignment {duration_text(progress.alignment_ms / 1000)}",) if progress.alignment_ms else ()),
             f"log {bytes_text(progress.log_bytes)}",
@@ -190,7 +189,7 @@ def inflight_text(inflight: InflightProgress) -> str:
 
 
 def progress_view(job: str, *, as_json: bool = False, console: Console | None = None) -> ProgressView:
-    """The view that fits where the output goes."""
+    """Return the view that fits the output's destination."""
     console = Console(file=sys.stdout) if console is None else console
     form = form_of(console, as_json=as_json)
     if form == "json":

@@ -1,4 +1,4 @@
-"""How savepoints are shown: the progress of one that is being made, and a table of all."""
+"""Displays of savepoints: the progress of one that is being made, and a table of all."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _COLOURS: Final = {
 
 
 class SavepointView(Protocol):
-    """Where the progress of a savepoint is shown."""
+    """A display of the progress of a savepoint."""
 
     def show(self, record: SavepointRecord) -> None:
-        """Something changed."""
+        """Show a change of the record."""
         ...
 
     def close(self) -> None:
-        """It ended."""
+        """End the display: the savepoint ended."""
         ...
 
 
@@ -80,21 +80,21 @@ class SavepointJson:
             print_json_line({"name": record.name, "state": record.state, "message": record.message})
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 class SavepointSilence:
     """Shows nothing: a log file gets the result only."""
 
     def show(self, record: SavepointRecord) -> None:
-        """The result says it."""
+        """Do nothing: the result is shown."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
-    """The view that fits where stderr goes."""
+    """Return the view that fits the destination of stderr."""
     console = Console(file=sys.stderr)
     form = form_of(console, as_json=as_json)
     if form == "json":
@@ -103,7 +103,8 @@ def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
 
 
 def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
-    """Savepoints of one job and requests for them, one a line. Rows in flight have a column while there are some."""
+    """Return a table of the savepoints of one job and the requests for them, one a line. It has a column for rows in
+    flight if there are any."""
     some_wait = any(row.inflight_rows for row in rows)
     waiting = ["in flight>"] if some_wait else []
     table = new_table(

@@ -1,4 +1,4 @@
-"""One look for all tables."""
+"""One style for all tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["new_table"]
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table; a column whose name ends in `>` holds numbers and is set to the right."""
+    """Return a table; a column whose name ends in `>` holds numbers and is aligned to the right."""
     table = Table(
         title=title, title_justify="left", header_style="bold", show_header=any(c.strip(">") for c in columns)
     )

@@ -1,4 +1,4 @@
-"""What the reading commands show: plain rows for `--json`, rich tables for people; no I/O."""
+"""Output of the reading commands: plain rows for `--json`, rich tables for people; no I/O."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ _COLOURS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """One line of `stillstate jobs`. `health` is our verdict, `state` what the driver said last.
+    """One line of `stillstate jobs`. `health` is Stillstate's verdict, `state` the driver's last report.
 
     Attributes:
         inflight_rows, inflight_age_s: rows in flight in the newest snapshot, about, and how long the oldest has waited.
-        exit_code: of a driver that failed, or of the command where the root could not be read; else 0.
-        slowest: operator and shard of the task that took longest; empty where no rows are in flight.
-        seen_at_ms: when the job was looked at; all ages are those of then. None if it was not seen.
+        exit_code: of a driver that failed, or of the command if the root could not be read; else 0.
+        slowest: operator and shard of the task that took longest; empty if no rows are in flight.
+        seen_at_ms: when the job was looked at; all ages are as of then. None if it was not seen.
     """
 
     job: str
@@ -95,7 +95,7 @@ class JobRow:
 
     @staticmethod
     def of(job: str, look: Look | NoLook) -> JobRow:
-        """What one look at a job showed."""
+        """Return the row for one look at a job."""
         if isinstance(look, NoLook):
             health = UNREADABLE if look.why == "failed" else NOT_SEEN
             return JobRow(job=job, health=health, reason=str(look.error), exit_code=look.error.exit_code)
@@ -135,9 +135,9 @@ class SnapshotRow:
     """One line of `stillstate snapshots`.
 
     Attributes:
-        name: what `rollback` and `--from-snapshot` call it.
-        kind: of the snapshot; "savepoint" of a savepoint's copy of it.
-        savepoint: its name; empty of a snapshot of the job itself.
+        name: its name for `rollback` and `--from-snapshot`.
+        kind: of the snapshot; "savepoint" for a savepoint's copy of it.
+        savepoint: its name; empty for a snapshot of the job itself.
         format: see docs/formats.md; empty if it cannot be read.
         inflight_rows, inflight_bytes: of rows in flight, about.
     """
@@ -161,7 +161,7 @@ class SnapshotRow:
 
     @staticmethod
     def of(manifest: Manifest, savepoint: str = "") -> SnapshotRow:
-        """A snapshot that can be read."""
+        """Return the row of a snapshot that can be read."""
         progress = manifest.progress
         return SnapshotRow(
             snapshot_id=manifest.snapshot_id,
@@ -183,7 +183,7 @@ class SnapshotRow:
 
     @staticmethod
     def broken(snapshot_id: int, error: StillstateError, savepoint: str = "") -> SnapshotRow:
-        """A snapshot whose manifest cannot be trusted; listed all the same."""
+        """Return the row of a snapshot whose manifest cannot be trusted; it is listed all the same."""
         return SnapshotRow(
             snapshot_id=snapshot_id,
             kind=error.kind,
@@ -198,7 +198,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRows:
-    """What `stillstate query` found. `more`: there are rows beyond the limit."""
+    """The result of `stillstate query`. `more`: there are rows beyond the limit."""
 
     job: str
     snapshot_id: int
@@ -210,7 +210,7 @@ class StateRows:
 
     @staticmethod
     def of(job: str, snapshot_id: int, operator: str, state: str, rows: Any, limit: int) -> StateRows:
-        """From an Arrow table with at most one row more than the limit; values become those that JSON has.
+        """Convert an Arrow table with at most one row more than the limit; its values become JSON values.
 
         Binary becomes hexadecimal, decimals and times become text, and so do NaN and the infinities: as `--key` reads
         them.
@@ -287,13 +287,13 @@ def jobs_table(rows: list[JobRow]) -> Table:
 
 
 def _exit_code(seen: Observation) -> int:
-    """What the driver ended with, if it failed."""
+    """Return the driver's exit code, if it failed."""
     has_failed = seen.status is not None and seen.health.verdict == "failed"
     return EXIT_OF_KIND.get(seen.status.error_kind, 1) if seen.status is not None and has_failed else 0
 
 
 def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:
-    """What the newest run says that it has; of one that says nothing, what its newest snapshot was made with."""
+    """Return the parallelism that the newest run reports; if it reports none, that of its newest snapshot."""
     said = 0 if status is None else status.parallelism
     return said or (latest.parallelism if latest is not None else None)
 
@@ -309,7 +309,8 @@ def _why(row: JobRow) -> str:
 
 
 def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
-    """What a job can go back to, newest first. Rows in flight have a column where there are any."""
+    """Return a table of the points that a job can go back to, newest first. It has a column for rows in flight if there
+    are any."""
     some_wait = any(row.inflight_rows for row in rows)
     table = new_table(
         f"Snapshots of {job}",
@@ -349,7 +350,7 @@ def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
 
 
 def manifest_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as it is, with the sums that people ask for."""
+    """Return the manifest as it is, with the most wanted sums."""
     return {
         **dataclasses.asdict(manifest),
         "log_bytes": manifest.log_bytes,
@@ -359,7 +360,7 @@ def manifest_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def manifest_parts(job: str, manifest: Manifest, shared: Shared = NOTHING_SHARED) -> Iterator[RenderableType]:
-    """A snapshot for people, part by part.
+    """Yield a snapshot for people, part by part.
 
     Args:
         shared: which of its files are hard links of others.
@@ -430,7 +431,7 @@ def _operators(manifest: Manifest) -> Table:
 
 
 def _rows_in_flight(manifest: Manifest, batch: OpenBatch) -> Table:
-    """How far the newest batch is, operator by operator: what waits, since when, with which columns."""
+    """Return the progress of the newest batch, operator by operator: waiting rows, since when, with which columns."""
     waiting = {o.uid: o for o in batch.operators}
     table = new_table(
         "Rows in flight: the newest batch is not done", "operator", "is", "rows>", "bytes>", "epoch>", "age>", "columns"
@@ -451,7 +452,7 @@ def _rows_in_flight(manifest: Manifest, batch: OpenBatch) -> Table:
 
 
 def _add_waiting(table: Table, found: InflightNumbers, at_ms: int) -> None:
-    # Late: Arrow takes longer to load than all the rest of a command that is typed while people wait.
+    # Late: Arrow takes longer to load than all the rest of an interactive command.
     from state_runtime.changelog.rows import decode_columns
 
     columns = [decode_columns(o.columns, f"operator {found.uid!r}").names for o in found.layouts]
@@ -467,12 +468,12 @@ def _add_waiting(table: Table, found: InflightNumbers, at_ms: int) -> None:
 
 
 def waiting_operators(manifest: Manifest) -> tuple[InflightNumbers, ...]:
-    """The operators of which rows are in flight."""
+    """Return the operators that have rows in flight."""
     return manifest.open_batch.operators if manifest.open_batch is not None else ()
 
 
 def _history(state: StateEntry) -> str:
-    """How often the columns changed since the oldest rows that are stored."""
+    """Return how often the columns changed since the oldest rows that are stored."""
     return f" ({len(state.history)} older versions stored)" if state.history else ""
 
 
@@ -541,7 +542,7 @@ def _progress_text(name: str, value: float | str) -> str:
 
 
 def _values(column: Any) -> list[Any]:
-    """An Arrow column as values of JSON."""
+    """Convert an Arrow column to JSON values."""
     import pyarrow as pa
 
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
@@ -553,7 +554,7 @@ def _plain_or_text(cell: Any) -> Any:
     try:
         return _plain(cell.as_py())
     except (OverflowError, ValueError):
-        return str(cell)  # a time inside of a nested value: Arrow has a year 20000, Python has none
+        return str(cell)  # a time inside a nested value: Arrow has a year 20000, Python has not
 
 
 def _time(cell: Any) -> str | None:
@@ -575,7 +576,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Text:
-    """A value in a table; control characters are shown, never sent to the terminal."""
+    """Return a value in a table; control characters are shown, never sent to the terminal."""
     if value is None:
         return Text("null", style="dim")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -599,6 +600,6 @@ def _age(value: float | None) -> str:
 
 
 def _offsets(text: str) -> str:
-    """The positions of the sources in Spark's offset log entry: below its version and its settings, one a line."""
+    """Return the sources' positions in Spark's offset log entry, one a line: they follow its version and settings."""
     shown = "\n".join(text.splitlines()[2:])
     return shown if len(shown) <= 1000 else f"{shown[:1000]} …"

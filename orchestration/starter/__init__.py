@@ -1,4 +1,4 @@
-"""What `stillstate init` writes: a folder in which a job runs, by hand and under Dagster."""
+"""The folder that `stillstate init` writes: a job runs in it, from the command line and under Dagster."""
 
 from stillstate.orchestration.starter.folder import SAMPLE_FILES, instance_settings, write_folder
 

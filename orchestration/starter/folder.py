@@ -23,11 +23,11 @@ WRITTEN: Final = {
     "dagster/dagster.yaml": "dagster.yaml",
     ".gitignore": "gitignore",
 }
-"""What is written beside the JSON schema of `stillstate.yaml`, and the file that holds its text. Python is kept as
-text: it is the user's, not ours to import."""
+"""The files that are written beside the JSON schema of `stillstate.yaml`, and the file that holds the text of each.
+Python code is kept as text: it belongs to the user, and Stillstate does not import it."""
 
 SAMPLE_FILES: Final = 3
-"""So that a job has something to do at once."""
+"""Input files, so that a new job has rows to process at once."""
 
 _SAMPLE_ROWS: Final = 1000
 _PLANES: Final = 500
@@ -35,22 +35,23 @@ _CARRIERS: Final = ("AA", "B6", "DL", "EV", "UA")
 
 
 def text_of(name: str) -> str:
-    """The text of one of the files in `files/`."""
+    """Return the text of one of the files in `files/`."""
     return files("stillstate.orchestration.starter").joinpath("files", name).read_text(encoding="utf-8")
 
 
 def instance_settings() -> str:
-    """`dagster.yaml`: telemetry off, and one start, recovery or materialization of a job at a time."""
+    """Return `dagster.yaml`: telemetry off, and one start, recovery or materialization of a job at a time."""
     return text_of("dagster.yaml")
 
 
 def write_folder(folder: Path) -> list[Path]:
     """Write a job, its configuration, its input and Dagster's settings; return the paths, in order.
 
-    Nothing that exists is overwritten. A crash leaves whole files, and the call is refused until they are removed.
+    Nothing that exists is overwritten. After a crash the written files are complete, and the call is refused until they
+    are removed.
 
     Raises:
-        InvalidConfiguration: something of a name that would be written exists; nothing was written.
+        InvalidConfiguration: a file of a name that would be written exists; nothing was written.
     """
     schema = folder / SCHEMA_NAME
     samples = [folder / "inbox" / f"sample-{number}.parquet" for number in range(1, SAMPLE_FILES + 1)]
@@ -70,7 +71,7 @@ def write_folder(folder: Path) -> list[Path]:
 
 
 def _write_samples(paths: list[Path]) -> None:
-    drawn = random.Random(2013)  # the same rows for everybody
+    drawn = random.Random(2013)  # the same rows for every user
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:
         planes = [drawn.randrange(_PLANES) for _ in range(_SAMPLE_ROWS)]

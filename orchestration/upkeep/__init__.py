@@ -1,1 +1,1 @@
-"""What is done for a job that runs anyway: deletions, verification, drills. Commands and Dagster's runs call it."""
+"""Upkeep of a job that keeps running: deletions, verification, drills. Commands and Dagster's runs call it."""

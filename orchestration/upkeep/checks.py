@@ -1,6 +1,7 @@
-"""How a job is, in numbers against the limits of its `checks` section; from its store alone, whether it runs or not.
+"""The condition of a job in numbers against the limits of its `checks` section; from its store alone, whether it runs
+or not.
 
-A check without data is never green: it says what is missing.
+A check without data is never green: it reports the missing data.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ CheckName = Literal["replay_time_bounded", "rows_on_time", "state_growth", "save
 
 _DAY_MS: Final = 86_400_000
 _GROWING: Final = 3
-"""Checkpoints in a row with more rows in flight than the one before: one alone is a batch that has just been read."""
+"""Checkpoints in a row with more rows in flight than the one before: a single one is a batch that was just read."""
 _LATE_LOOK: Final = 20
 """Snapshots that are read to find those with input."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        is_known: whether there was anything to judge by; without it nothing has passed.
-        numbers: what was found, and the limit, by names with their unit.
+        is_known: whether there was any data to judge; without data nothing has passed.
+        numbers: the measured numbers, and the limit, by names with their unit.
     """
 
     check: CheckName
@@ -46,7 +47,7 @@ class Judged:
 
 
 def limits_of(job: JobSpec) -> dict[CheckName, float]:
-    """The checks that a job has: those with a limit."""
+    """Return the checks that a job has: those with a limit."""
     checks = job.checks
     found: dict[CheckName, float | None] = {
         "replay_time_bounded": checks.replay_s,
@@ -95,8 +96,8 @@ def _replay(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
 
 
 def _on_time(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
-    """Whether the newest checkpoints that had input dropped all of it as late: a watermark that is ahead of its rows
-    never falls, so that does not pass by itself."""
+    """Whether the newest checkpoints that had input dropped all of it as late. A watermark that is ahead of its rows
+    never falls, so this does not pass by itself."""
     late = 0
     for manifest in islice(_newest_first(catalog, newest), _LATE_LOOK):
         numbers = manifest.progress
@@ -120,13 +121,13 @@ def _on_time(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
 
 
 def _newest_first(catalog: Catalog, newest: Manifest) -> Iterator[Manifest]:
-    """The snapshots, as far as they are there."""
+    """Yield the existing snapshots, the newest first."""
     yield newest
     for snapshot_id in reversed([i for i in catalog.snapshot_ids() if i < newest.snapshot_id]):
         try:
             yield catalog.manifest(snapshot_id)
         except MissingSnapshot:
-            continue  # given up since
+            continue  # expired meanwhile
 
 
 def _growth(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
@@ -149,7 +150,7 @@ def _rows(manifest: Manifest) -> int:
 
 
 def _a_day_before(catalog: Catalog, newest: Manifest) -> Manifest | None:
-    """The newest snapshot that is at least a day older than the newest of all; found in a few reads."""
+    """Return the newest snapshot that is at least a day older than the newest of all; found in a few reads."""
     ids = [i for i in catalog.snapshot_ids() if i < newest.snapshot_id]
     found: Manifest | None = None
     low, high = 0, len(ids)
@@ -157,7 +158,7 @@ def _a_day_before(catalog: Catalog, newest: Manifest) -> Manifest | None:
         middle = (low + high) // 2
         try:
             manifest = catalog.manifest(ids[middle])
-        except MissingSnapshot:  # given up since; what is newer may be there
+        except MissingSnapshot:  # expired meanwhile; newer ones may still exist
             low = middle + 1
             continue
         if manifest.created_at_ms <= newest.created_at_ms - _DAY_MS:
@@ -183,8 +184,8 @@ def _savepoint(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
 
 
 def _backlog(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
-    """By the watermark, and by rows in flight: how long the oldest has waited, and whether there are more of them from
-    checkpoint to checkpoint."""
+    """Judge the backlog by the watermark and by rows in flight: how long the oldest has waited, and whether their
+    number grows from checkpoint to checkpoint."""
     now_ms, time = catalog.clock.now_ms(), newest.time
     waiting = newest.open_batch.operators if newest.open_batch is not None else ()
     numbers: dict[str, float] = {"limit_s": limit_s}
@@ -214,11 +215,11 @@ def _in_flight(manifest: Manifest) -> int:
 
 
 def _in_flight_before(catalog: Catalog, newest: Manifest) -> list[int]:
-    """Rows in flight in the snapshots before the newest, the oldest first, as far as they are there."""
+    """Return the rows in flight in the existing snapshots before the newest, the oldest first."""
     found = []
     for snapshot_id in [i for i in catalog.snapshot_ids() if i < newest.snapshot_id][-_GROWING:]:
         try:
             found.append(_in_flight(catalog.manifest(snapshot_id)))
         except MissingSnapshot:
-            continue  # given up since
+            continue  # expired meanwhile
     return found

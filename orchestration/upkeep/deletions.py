@@ -1,8 +1,9 @@
-"""Retention and garbage collection, the twins: plan, look, apply. The commands and Dagster's runs are made of it.
+"""Retention and garbage collection, which have the same steps: plan, look, apply. The commands and Dagster's runs use
+them.
 
 plan      what would be deleted and why; only reads
 dangers   why that plan must not be executed now, found in another way; only reads
-apply     executes that very plan; what is needed by now makes it stale, or stays
+apply     executes that same plan; objects that are needed by now make it stale, or are kept
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ PlanT = TypeVar("PlanT", RetentionPlan, GcPlan)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What executing a plan did.
+    """The result of executing a plan.
 
     Attributes:
-        snapshot_ids, savepoints: of which nothing is left.
+        snapshot_ids, savepoints: completely deleted ones.
         by_kind: objects that were deleted, where their kinds are told apart.
-        kept: who came while the plan was executed, by snapshot.
-        stayed: objects of the plan that were gone already, or are needed by now.
+        kept: users that appeared while the plan was executed, by snapshot.
+        stayed: objects of the plan that were already deleted, or are needed by now.
         document: all of it, for `--json`.
     """
 
@@ -58,7 +59,7 @@ class Outcome:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """What was deleted, by names that keep their meaning."""
+        """Return the numbers of deleted objects, by names that keep their meaning."""
         return {
             "deleted_snapshots": len(self.snapshot_ids),
             "deleted_savepoints": len(self.savepoints),
@@ -80,32 +81,32 @@ class Deletions(ABC, Generic[PlanT]):
 
     @abstractmethod
     def plan(self, on_listed: OnCount | None = None) -> PlanT:
-        """What would be deleted now; only reads.
+        """Plan the deletions as of now; only read.
 
         Raises:
-            JobNotFound: there is no such job. InvalidConfiguration: nothing says what to keep, or it is refused.
+            JobNotFound: there is no such job. InvalidConfiguration: no rule says what to keep, or the plan is refused.
             CorruptData, UnsupportedFormat: something cannot be read; nothing is planned. StoreUnavailable: try again.
         """
 
     @abstractmethod
     def dangers(self, plan: PlanT) -> list[str]:
-        """Why a plan must not be executed now; empty if it may be. Raises what `plan` raises."""
+        """Return why a plan must not be executed now; empty if it may be. Raises the errors of `plan`."""
 
     @abstractmethod
     def apply(self, plan: PlanT, on_progress: OnCount | None = None) -> Outcome:
         """Execute a plan.
 
         Raises:
-            InvalidConfiguration: it is stale, or of another job; nothing was deleted. And what `plan` raises.
-            OutcomeUnknown: repeat it. Fenced: the root became another's meanwhile.
+            InvalidConfiguration: it is stale, or of another job; nothing was deleted. And the errors of `plan`.
+            OutcomeUnknown: repeat it. Fenced: another run took the root over meanwhile.
         """
 
 
 class Retaining(Deletions[RetentionPlan]):
-    """Retention: gives up the snapshots that no rule keeps.
+    """Retention: expires the snapshots that no rule keeps.
 
     Args:
-        refuse: raise instead of planning what deletes too large a share. Without it, that is one of the dangers.
+        refuse: raise an error if the plan would delete too large a share. Without it, that is one of the dangers.
         rules_of: the job whose section the policy is.
     """
 
@@ -138,7 +139,7 @@ class Retaining(Deletions[RetentionPlan]):
         share_max: float | None = None,
         refuse: bool = True,
     ) -> Retaining:
-        """By the job's section, where nothing else is given."""
+        """Make it from the job's section, except for the given arguments."""
         return Retaining(
             root,
             actor,
@@ -183,7 +184,7 @@ class Retaining(Deletions[RetentionPlan]):
 
 
 class Collecting(Deletions[GcPlan]):
-    """Garbage collection: removes what no snapshot leads to."""
+    """Garbage collection: removes objects that no snapshot refers to."""
 
     kind = "gc"
     document = GcPlan
@@ -208,7 +209,7 @@ class Collecting(Deletions[GcPlan]):
     def of_job(
         job: JobSpec, root: Store, actor: Actor, *, min_age_s: float | None = None, unsafe_min_age: bool = False
     ) -> Collecting:
-        """By the job's section, where nothing else is given."""
+        """Make it from the job's section, except for the given arguments."""
         return Collecting(
             root,
             actor,

@@ -18,7 +18,7 @@ __all__ = ["drill_job", "drill_json", "drill_text", "drills_folder"]
 
 
 def drills_folder(job: JobSpec) -> Path:
-    """Where drills restore to: on the disk where a restore would."""
+    """Return the folder that drills restore to: on the disk that a restore would use."""
     return private_local_dir(job.local_dir) / "drills"
 
 
@@ -36,7 +36,7 @@ def drill_job(
         snapshot_id: None is the newest.
 
     Raises:
-        JobNotFound, MissingSnapshot: there is nothing to restore. And what `drill` raises.
+        JobNotFound, MissingSnapshot: there is nothing to restore. And the errors of `drill`.
     """
     catalog.job_info()
     manifest = catalog.latest() if snapshot_id is None else catalog.manifest(snapshot_id)
@@ -46,7 +46,7 @@ def drill_job(
 
 
 def drill_json(report: DrillReport) -> dict[str, Any]:
-    """A report for `--json`."""
+    """Return a report for `--json`."""
     return {
         "job": report.job,
         "snapshot_id": report.snapshot_id,
@@ -76,7 +76,7 @@ def drill_json(report: DrillReport) -> dict[str, Any]:
 
 
 def drill_text(report: DrillReport) -> str:
-    """A report in one line."""
+    """Return a report in one line."""
     verdict = "is restorable" if report.is_restorable else f"is NOT restorable: {len(report.problems)} problems"
     waiting = f"{count_text(report.inflight_rows)} rows in flight, " if report.inflight_rows else ""
     return (

@@ -1,11 +1,11 @@
-"""Plans of deletions between being made and being executed.
+"""Plans of deletions, kept from their making to their execution.
 
     <launcher.log_dir>/plans/
-        <job>.<retention|gc>.json           the newest that a person made: `apply JOB` executes what `plan JOB` showed
+        <job>.<retention|gc>.json           the newest that a person made: `apply JOB` executes the plan of `plan JOB`
         <job>.<retention|gc>.<digest>.json  one that a Dagster run made, for the steps after it
 
-Kept when a plan is made, removed when it was executed; those by digest also when they are too old to be executed.
-Losing one loses nothing: `plan` makes another.
+A plan is kept when it is made, and removed when it was executed; plans by digest also when they are too old to be
+executed. A lost plan does no harm: `plan` makes another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stillstate.orchestration.upkeep.deletions import Deletions, PlanT
 __all__ = ["FoundPlan", "find_plan", "forget_plan", "keep_plan", "keep_plan_of_run", "plan_of_run"]
 
 _DIGEST_CHARS: Final = 16
-"""Of a file's name; the whole digest is compared when the plan was read."""
+"""Characters of the digest in a file's name; the whole digest is compared when the plan was read."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FoundPlan:
     job: str = ""
 
     def check_job(self, job: str) -> None:
-        """Refuse a plan of another job under this one's name: a person put it there.
+        """Refuse a plan of another job in the file of this job: a person put it there.
 
         Raises:
             InvalidConfiguration: nothing was deleted.
@@ -52,16 +52,16 @@ class FoundPlan:
             )
 
     def executed(self) -> None:
-        """A plan is executed once; a file of the user's stays."""
+        """Remove the plan, because it is executed only once; keep a file that the user named."""
         if self.job:
             self.file.unlink(missing_ok=True)
 
 
 def keep_plan(job: JobSpec, kind: Kind, write: Callable[[Path], None], out: Path | None) -> str:
-    """Write a new plan where `apply` finds it, and to the file that was asked for; what to say about it.
+    """Write a new plan to the place where `apply` finds it, and to the requested file; return the text to show.
 
     Raises:
-        InvalidConfiguration: the file that was asked for cannot be written.
+        InvalidConfiguration: the requested file cannot be written.
     """
     if out is not None:
         write(out)
@@ -72,17 +72,17 @@ def keep_plan(job: JobSpec, kind: Kind, write: Callable[[Path], None], out: Path
     except (OSError, InvalidConfiguration) as error:
         if out is None:
             return f"nothing was deleted, and `apply` needs `plan --out FILE`: the plan could not be kept ({error})"
-        # Else an older plan would pass for the newest one.
+        # Otherwise an older plan would be taken for the newest one.
         return f"nothing was deleted; written to {out}; `stillstate {kind} apply {out}` executes it"
     written = f"written to {out}; " if out is not None else ""
     return f"nothing was deleted; {written}`stillstate {kind} apply {out or job.name}` executes this plan"
 
 
 def find_plan(text: str, config: Path | None, kind: Kind) -> FoundPlan:
-    """The plan that an argument of `apply` means: a job's newest one, or a file.
+    """Find the plan that an argument of `apply` means: a job's newest one, or a file.
 
     Raises:
-        InvalidConfiguration: the job has none, or there is neither such a job nor such a file.
+        InvalidConfiguration: the job has no plan, or neither a job nor a file has that name.
     """
     file = Path(text)
     # A file can be named without a configuration that knows its job's name; `./NAME` is always a file.
@@ -116,7 +116,7 @@ def keep_plan_of_run(job: JobSpec, deletions: Deletions[PlanT], plan: PlanT, clo
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _forget_old(job, deletions.kind, file.parent, clock.now_ms())
-        # A name of its own first: a step of another run may be reading the same plan.
+        # A unique name first: a step of another run may be reading the same plan.
         fresh = file.with_name(f"{file.name}.{os.getpid()}.tmp")
         plan.write(fresh)
         fresh.replace(file)
@@ -129,7 +129,7 @@ def keep_plan_of_run(job: JobSpec, deletions: Deletions[PlanT], plan: PlanT, clo
 
 
 def plan_of_run(job: JobSpec, deletions: Deletions[PlanT], digest: str) -> PlanT:
-    """The plan of that digest, and no other.
+    """Return the plan with exactly that digest.
 
     Raises:
         InvalidConfiguration: it is not kept on this host (any more), or is another one. CorruptManifest,
@@ -151,12 +151,12 @@ def plan_of_run(job: JobSpec, deletions: Deletions[PlanT], digest: str) -> PlanT
 
 
 def forget_plan(job: JobSpec, kind: Kind, digest: str) -> None:
-    """It was executed; it is not executed a second time."""
+    """Remove an executed plan, so that it is not executed a second time."""
     _file(job, kind, digest).unlink(missing_ok=True)
 
 
 def _forget_old(job: JobSpec, kind: Kind, folder: Path, now_ms: int) -> None:
     for file in folder.glob(f"{job.name}.{kind}.*.json"):
-        with contextlib.suppress(FileNotFoundError):  # another run was quicker
+        with contextlib.suppress(FileNotFoundError):  # another run was faster
             if now_ms - file.stat().st_mtime * 1000 > PLAN_AGE_MAX_MS:
                 file.unlink()

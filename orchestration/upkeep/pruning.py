@@ -1,12 +1,14 @@
-"""What our streams leave in Dagster's storage, and its end: finished runs and events that are older than so many days.
+"""Deletes old data of Stillstate's streams from Dagster's storage: finished runs and events older than a number of
+days.
 
-Sensors publish without a run, and Dagster purges ticks only: runs and events stay for ever. Deleted is what belongs to
-streams of the file. The newest events without a run of each asset and check stay, by which Dagster knows that it exists
-and how it is; and the newest runs of each stream and kind with what they published, by which a recovery knows that the
-job was given up on.
+Sensors publish without a run, and Dagster purges ticks only: runs and events would stay for ever. Only data of streams
+of the file is deleted. The newest events without a run of each asset and check are kept: by them Dagster knows that it
+exists, and its state. The newest runs of each stream and kind are kept with their events: by them a recovery knows that
+it has abandoned the job.
 
-Dagster has a public call that deletes a run, and none for events without one. Those are deleted in the tables of its
-SQL storages (SQLite, PostgreSQL and MySQL share them; tried with 1.13). On any other storage they stay, which is said.
+Dagster has a public call that deletes a run, but no call for events without one. Those are deleted in the tables of its
+SQL storages (SQLite, PostgreSQL and MySQL share them; tried with 1.13). On any other storage they are kept, and the
+result says so.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from stillstate.orchestration.run_statuses import FINISHED
 __all__ = ["Pruned", "prune"]
 
 EVENTS_KEPT: Final = 100
-"""Of each asset and check, however old: what a page shows first, and a plot of a stream that stands still."""
+"""Of each asset and check, at any age: the first events of a page, and a plot of a stream that has stopped."""
 RUNS_KEPT: Final = 100
-"""Of each stream and tag, however old. As many are read to decide about a stream (jobs/past_runs.py)."""
+"""Of each stream and tag, at any age. This many are read to decide about a stream (jobs/past_runs.py)."""
 RUNS_PER_QUERY: Final = 200
 RUNS_PER_PRUNING_MAX: Final = 20_000
 _RUNLESS: Final = ""  # the id that Dagster gives the run of an event without one
@@ -44,10 +46,10 @@ _EVENTS, _TAGS, _CHECKS = SqlEventLogStorageTable.c, AssetEventTagsTable.c, Asse
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What was deleted.
+    """The result of a pruning.
 
     Attributes:
-        events: None: Dagster's storage is none of SQL, and its events stay.
+        events: None: Dagster's storage is no SQL storage, and its events are kept.
     """
 
     runs: int
@@ -63,11 +65,11 @@ def prune(
     keep_days: float,
     clock: Clock,
 ) -> Pruned:
-    """Delete what is older than `keep_days`. May be ended anywhere and run again.
+    """Delete runs and events that are older than `keep_days`. May be ended at any point and run again.
 
     Args:
-        keys: of our assets.
-        tag_names, streams: a run is ours if one of these tags has the name of one of these streams.
+        keys: of Stillstate's assets.
+        tag_names, streams: a run is Stillstate's if one of these tags has the name of one of these streams.
     """
     before_s = clock.now_ms() / 1000 - keep_days * 86_400
     runs = _prune_runs(instance, tag_names, streams, before_s)
@@ -97,7 +99,7 @@ def _prune_runs(
         if len(runs) < RUNS_PER_QUERY:
             break
         cursor = runs[-1].run_id
-    # Only now: the next page is that after a run which must still be there.
+    # Only now: the next page begins after a run which must still exist.
     old = [run_id for run_id in found if run_id not in kept]
     for run_id in old:
         instance.delete_run(run_id)
@@ -110,7 +112,7 @@ def _newest_runs(instance: dg.DagsterInstance, tag_name: str, stream: str) -> li
 
 
 def _prune_events(storage: SqlEventLogStorage, key: dg.AssetKey, before: datetime) -> int:
-    """Of one asset and its checks."""
+    """Delete the events of one asset and its checks."""
     text = key.to_string()
     with storage.index_connection() as connection:
         deleted = sum(
@@ -118,7 +120,7 @@ def _prune_events(storage: SqlEventLogStorage, key: dg.AssetKey, before: datetim
             for kind in (DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION)
         )
         deleted += _prune_checks(connection, text, before)
-    # SQLite has each event without a run once more, in a file that nothing reads.
+    # SQLite has another copy of each event without a run, in a file that nothing reads.
     copies = sql.and_(
         _EVENTS.run_id == _RUNLESS,
         _EVENTS.timestamp < before,
@@ -134,7 +136,7 @@ def _prune_events(storage: SqlEventLogStorage, key: dg.AssetKey, before: datetim
 
 
 def _is_index(connection: Any) -> bool:
-    """Whether a connection leads to the tables by which Dagster looks assets up: other storages have one database."""
+    """Whether a connection leads to the tables in which Dagster looks assets up: other storages have one database."""
     return connection.execute(sql.select(AssetKeyTable.c.id).limit(1)).first() is not None
 
 
@@ -162,6 +164,6 @@ def _prune_checks(connection: Any, key: str, before: datetime) -> int:
 
 
 def _first_kept(connection: Any, column: Any, condition: Any) -> int:
-    """The lowest id of the newest `EVENTS_KEPT`."""
+    """Return the lowest id of the newest `EVENTS_KEPT`."""
     newest = sql.select(column).where(condition).order_by(column.desc()).limit(EVENTS_KEPT)
     return min(connection.execute(newest).scalars(), default=0)

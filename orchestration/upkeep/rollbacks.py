@@ -1,5 +1,5 @@
-"""Going back in place, for the command and Dagster's runs: which place a name means, what is said of a plan, and what
-is read before it is executed."""
+"""Rollback in place, for the command and Dagster's runs: the place that a name means, the text of a plan, and the
+verification before it is executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMED_MAX = 10
 
 
 def own_place(catalog: Catalog, name: str) -> str:
-    """Where a restore point of the job's own lies, by the name that `stillstate snapshots` lists.
+    """Return the place of a restore point of this job, by the name that `stillstate snapshots` lists.
 
     Raises:
         SavepointNotFound: there is no savepoint of that name. InvalidConfiguration: it cannot be a name.
@@ -31,12 +31,12 @@ def own_place(catalog: Catalog, name: str) -> str:
     wanted = own_restore_point(name)
     if isinstance(wanted, int):
         return f"@{wanted}"
-    read_savepoint(catalog.root, wanted)  # a name that is none is told so in these words
+    read_savepoint(catalog.root, wanted)  # raises the error for a name that cannot be one
     return catalog.root.child(savepoint_path(wanted)).url
 
 
 def rollback_text(job: str, plan: RollbackPlan) -> str:
-    """What a plan would do, for people."""
+    """Return the text of a plan for people."""
     data = (
         f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are missing in the job's root and are "
         "copied; all others are read, and replaced where they are damaged. "
@@ -51,7 +51,7 @@ def rollback_text(job: str, plan: RollbackPlan) -> str:
 
 
 def rollback_values(job: str, plan: RollbackPlan) -> dict[str, Any]:
-    """The same as a document."""
+    """Return the plan as a document."""
     return {
         "job": job,
         "place": plan.place,
@@ -70,10 +70,11 @@ def refuse_damaged(
     level: VerifyLevel,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Read what a plan goes back to, before anything is changed: of a snapshot of the job's own root nothing else does.
+    """Verify the snapshot that a plan goes back to, before anything is changed: a snapshot of the job's own root is
+    verified nowhere else.
 
     Raises:
-        CorruptData: what is damaged or missing where the content lies. StoreUnavailable: it cannot be read now.
+        CorruptData: names the damaged or missing objects. StoreUnavailable: it cannot be read now.
     """
     if not plan.place:
         return  # begins empty

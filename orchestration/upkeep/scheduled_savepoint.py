@@ -1,15 +1,15 @@
-"""The savepoint that a schedule or a person asks for in Dagster: made; a schedule's is skipped where nothing is new.
+"""The savepoint that a schedule or a person requests in Dagster; a schedule's is skipped if nothing is new.
 
-A driver that dies while it is asked, is brought back, or hands over to another run takes the request with it: what was
-asked of one run does not happen in the next. So it is asked again, by a name that a second request cannot spoil:
+If a driver dies while it has the request, is recovered, or hands over to another run, the request is lost: a request to
+one run does not apply to the next. So it is requested again, under a name that a second request cannot spoil:
 
-    what the first request left          then
-    nothing                              the same name is asked for again
-    REQUESTED, of a run that is over     another name: the next run gives the first one up
-    IN_PROGRESS, COMPLETED               that one is waited for; if nobody goes on with it, this process does
+    left by the first request            then
+    nothing                              the same name is requested again
+    REQUESTED, of a run that is over     another name: the next run abandons the first one
+    IN_PROGRESS, COMPLETED               that one is waited for; if its owner is gone, this process resumes it
 
-It is asked of whoever has the job by then. Of a job that is still down the newest snapshot is saved: that is what its
-recovery goes on from.
+The request goes to the run that has the job by then. If the job is still down, its newest snapshot is saved: its
+recovery continues from that snapshot.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from stillstate.orchestration.text import duration_text
 __all__ = ["PATIENCE_S", "SavepointWish", "periodic_savepoint", "requested_savepoint"]
 
 PATIENCE_S: Final = 300.0
-"""From the first failure on. A supervisor brings a driver back within seconds and Dagster within a minute; a store that
-is away for longer should be told of, and the run has a slot that other jobs wait for."""
+"""From the first failure on. A supervisor brings a driver back within seconds and Dagster within a minute. A store that
+does not answer for longer should be reported, and the run has a slot that other jobs wait for."""
 _PAUSE_FIRST_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SavepointWish:
-    """What a person asks for; the fields are those of `Savepointer.make`."""
+    """The request of a person; the fields are those of `Savepointer.make`."""
 
     name: str | None = None
     then: SavepointThen = "continue"
@@ -67,21 +67,21 @@ def requested_savepoint(
     poll: Callable[[float], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> SavepointRecord:
-    """Make the savepoint that a person asks for, also where nothing is new. What passes by itself is waited for, for
-    `PATIENCE_S`.
+    """Make the savepoint that a person requests, also if nothing is new. Wait up to `PATIENCE_S` for faults that pass
+    by themselves.
 
     Returns:
         The record, COMPLETED.
 
     Raises:
-        SavepointExists: the job has one of that name. Unavailable: it could not be made, or not in that time. And what
-            `Savepointer.make` raises.
+        SavepointExists: the job has one of that name. Unavailable: it could not be made, or not in that time. And the
+            errors of `Savepointer.make`.
     """
     name = maker.new_name() if wish.name is None else wish.name
     asked: dict[str, Any] = {**vars(wish), "name": name, "trigger": "user"}
     ways: Iterator[Callable[..., SavepointRecord | ControlRequest]] = chain(
         [maker.make],
-        repeat(maker.make_or_join),  # by then the name may be taken by what the first call has asked for
+        repeat(maker.make_or_join),  # by then the name may be taken by the savepoint that the first call has requested
     )
     return _repeated(lambda: _completed(next(ways)(**asked), ("FAILED", "ABANDONED")), clock, poll, say)
 
@@ -95,18 +95,18 @@ def periodic_savepoint(
     poll: Callable[[float], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> SavepointRecord | str:
-    """Make a savepoint, named by the time; of a job that does not run, of its newest snapshot. What passes by itself is
-    waited for, for `PATIENCE_S`.
+    """Make a savepoint, named by the time; if the job does not run, of its newest snapshot. Wait up to `PATIENCE_S` for
+    faults that pass by themselves.
 
     Args:
         poll: waits; returns at once in tests.
-        say: told in a line why it is asked again.
+        say: gets a line on why it is requested again.
 
     Returns:
         The record, COMPLETED; or why none was made: there is nothing to save, or nothing new since the last one.
 
     Raises:
-        Unavailable: it could not be made, or not in that time. And what `Savepointer.make` raises.
+        Unavailable: it could not be made, or not in that time. And the errors of `Savepointer.make`.
     """
     names = [maker.new_name()]
     return _repeated(lambda: _ask(catalog, maker, names, tags), clock, poll, say)
@@ -137,14 +137,14 @@ def _repeated(
 
 
 class _NotMade(Unavailable):
-    """Whoever made it has tried what there was to try."""
+    """The savepoint has failed after every attempt of its maker."""
 
 
 def _ask(catalog: Catalog, maker: Savepointer, names: list[str], tags: tuple[str, ...]) -> SavepointRecord | str:
     """Ask once.
 
     Args:
-        names: that were asked for; another is added where the last one can be nobody's any more.
+        names: that were requested; another is added if the last one cannot be used any more.
 
     Raises:
         _NotMade: the savepoint has failed. Other `Unavailable`: repeat it.
@@ -158,7 +158,7 @@ def _ask(catalog: Catalog, maker: Savepointer, names: list[str], tags: tuple[str
 
 
 def _completed(made: SavepointRecord | ControlRequest, final: Sequence[SavepointState]) -> SavepointRecord:
-    """What was made, if it is COMPLETED.
+    """Return the record, if it is COMPLETED.
 
     Raises:
         _NotMade: it is in one of the states `final`. Other `Unavailable`: repeat it.
@@ -172,7 +172,7 @@ def _completed(made: SavepointRecord | ControlRequest, final: Sequence[Savepoint
 
 
 def _nothing_to_save(catalog: Catalog, ours: list[str]) -> str | None:
-    """Why none is made, None if one is."""
+    """Return why no savepoint is made, None if one is made."""
     try:
         catalog.job_info()
     except JobNotFound as error:
@@ -187,7 +187,7 @@ def _nothing_to_save(catalog: Catalog, ours: list[str]) -> str | None:
 
 
 def _is_void(catalog: Catalog, maker: Savepointer, name: str) -> bool:
-    """Whether a name is taken by what will never be made."""
+    """Whether a name is taken by a savepoint that will never be made."""
     try:
         record = read_savepoint(catalog.root, name)
     except MissingSnapshot:

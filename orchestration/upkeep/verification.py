@@ -30,7 +30,7 @@ def verify_job(
         on_progress: called with bytes done and bytes in all, of the folder under way.
 
     Raises:
-        JobNotFound: there is no such job. And what `verify_place` raises.
+        JobNotFound: there is no such job. And the errors of `verify_place`.
     """
     catalog.job_info()
     return verify_place(

@@ -1,4 +1,4 @@
-"""`materialize`, `savepoint`, `retain` and `collect` of any stream: one op each, with the assets of all."""
+"""`materialize`, `savepoint`, `retain` and `collect` of any stream: one op each, with the assets of all streams."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ class DeleteConfig(PlanConfig):
 
     Attributes:
         stream: its name; empty: the one whose assets were selected.
-        digest: of a plan of an earlier run that somebody has looked at; empty: the plan of this run.
+        digest: of a plan of an earlier run that a person has reviewed; empty: the plan of this run.
     """
 
     stream: str = ""
@@ -55,7 +55,7 @@ class DeleteConfig(PlanConfig):
 
 
 def build_folds(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
-    """The state tables of all streams."""
+    """Build the state tables of all streams."""
     names = {mount.materialized(job.name): job.name for job in jobs}
 
     @dg.multi_asset(
@@ -73,7 +73,7 @@ def build_folds(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
 
 
 def build_savepoints(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
-    """The savepoints of all streams."""
+    """Build the savepoints of all streams."""
     names = {mount.savepoints(job.name): job.name for job in jobs}
 
     @dg.multi_asset(
@@ -91,9 +91,9 @@ def build_savepoints(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefiniti
 
 
 def build_deletions(mount: Mount, jobs: Sequence[JobSpec], kind: Kind) -> dg.AssetsDefinition:
-    """Plans of all streams, the check that they must pass, and what they deleted.
+    """Build the plans of all streams, the check that they must pass, and the results of their deletions.
 
-    One op and not three: of three, the last would be left out wherever the plan of any other stream was not made.
+    One op and not three: Dagster would skip the last of three if the plan of any other stream was not made.
     """
     planned = {mount.planned(job.name, kind): job.name for job in jobs}
     applied = {mount.applied(job.name, kind): job.name for job in jobs}
@@ -116,23 +116,23 @@ def build_deletions(mount: Mount, jobs: Sequence[JobSpec], kind: Kind) -> dg.Ass
 def _delete(
     context: dg.AssetExecutionContext, config: DeleteConfig, mount: Mount, name: str, kind: Kind
 ) -> Iterator[Any]:
-    """Plan → check → apply of that very plan, as far as it was selected."""
+    """Plan → check → apply of that same plan, as far as they were selected."""
     made, is_checked = "", False
     if mount.planned(name, kind) in context.selected_asset_keys:
         for result in plan_stream(context, mount, name, kind, config):
             made = result.data_version.value if result.data_version is not None else ""
             yield result
         if not made:
-            return  # nothing was ever started
+            return  # the stream was never started
     spec = safe_spec(mount, name, kind)
     if made and spec.key in context.selected_asset_check_keys:
         verdict = check_plan(context, mount, name, kind, made)
         yield verdict
         if not verdict.passed:
-            return  # and Dagster fails the step, because the check blocks
+            return  # Dagster fails the step, because the check blocks
         is_checked = True
     if mount.applied(name, kind) in context.selected_asset_keys:
-        # What no check of this run has looked at is looked at before it is executed.
+        # A plan that no check of this run has seen is checked before it is executed.
         asked = config.digest or ("" if is_checked else made)
         yield from apply_plan(context, mount, name, kind, asked, made)
 

@@ -22,7 +22,7 @@ __all__ = ["SharedJobs", "build_shared_jobs"]
 
 @dataclass(frozen=True, kw_only=True)
 class SharedJobs:
-    """What Dagster has for all streams."""
+    """The Dagster objects for all streams."""
 
     fold_op: str
     fold: Any  # an asset job is resolved by `Definitions`; Dagster does not export the class
@@ -40,8 +40,8 @@ class _Work:
         targets, checks: the assets of a stream that a run makes, and the checks that it evaluates.
         tag: of which one run of a stream goes at a time.
         timeout_s: of a stream's run.
-        times: of each schedule what is added to its name, a stream's line in the file, the period of `auto`, and more
-            run configuration.
+        times: of each schedule the suffix of its name, a stream's line in the file, the period of `auto`, and more run
+            configuration.
     """
 
     action: str
@@ -57,7 +57,7 @@ class _Work:
 
 
 def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
-    """Build them; a run of each is about one stream, and holds that stream's place among runs."""
+    """Build the shared jobs; a run of each is about one stream, and takes that stream's slot among runs."""
     folds, savepoints = build_folds(mount, jobs), build_savepoints(mount, jobs)
     retained, garbage = build_deletions(mount, jobs, "retention"), build_deletions(mount, jobs, "gc")
     intact, restorable = build_verifications(mount, jobs), build_drills(mount, jobs)
@@ -169,13 +169,13 @@ def _job(mount: Mount, work: _Work, jobs: Sequence[JobSpec]) -> Any:
         selection=work.selection,
         description=f"{work.description} Which one: `stream` in the configuration of `{work.node}`.",
         executor_def=dg.in_process_executor,  # one step: a second process would only cost a second start
-        # Of a run that says nothing of its stream: as long as the longest may be.
+        # For a run that does not name its stream: the longest limit of all streams.
         tags=work.tags(max(work.timeout_s(job) for job in jobs)),
     )
 
 
 def _schedules(mount: Mount, work: _Work, job_def: Any, jobs: Sequence[JobSpec]) -> list[dg.ScheduleDefinition]:
-    """One for all streams, with the times of each."""
+    """Build one schedule for all streams, with the times of each."""
     found = []
     for suffix, line, period, config in work.times:
         crons = [(job, cron) for job in jobs if (cron := cron_of(line(job), period, job.name)) is not None]
@@ -202,7 +202,7 @@ def _schedule(
                     run_config={"ops": {work.node: {"config": {"stream": job.name, **config}}}},
                     tags={**work.tags(work.timeout_s(job)), work.tag: mount.tag(job.name)},
                     asset_selection=list(work.targets(job.name)),
-                    # Said in any case: of no checks Dagster would make all of those assets.
+                    # Always set: without a list Dagster would run all checks of those assets.
                     asset_check_keys=list(work.checks(job.name)),
                 )
 

@@ -1,4 +1,4 @@
-"""The checks of all streams: those that only look are run for whatever was selected, the others for one stream."""
+"""The checks of all streams: those that only look are run for every selected stream, the others for one stream."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -22,7 +22,7 @@ Specs = Sequence[tuple[str, dg.AssetCheckSpec]]
 
 
 def build_look_checks(mount: Mount, jobs: Sequence[JobSpec]) -> list[dg.AssetChecksDefinition]:
-    """`driver_alive`, `matches_configuration`, `materializations_succeed` and those with a limit."""
+    """Build `driver_alive`, `matches_configuration`, `materializations_succeed` and those with a limit."""
     return [
         _looked_at(mount, jobs, ("driver", "alive"), alive_spec, alive_of_stream),
         _looked_at(mount, jobs, ("matches", "configuration"), matches_spec, matches_of_stream),
@@ -38,7 +38,7 @@ def _looked_at(
     spec_of: Callable[[Mount, str], dg.AssetCheckSpec],
     evaluate: Callable[[dg.AssetCheckExecutionContext, Mount, str], dg.AssetCheckResult],
 ) -> dg.AssetChecksDefinition:
-    """One check of each stream."""
+    """Build one check of each stream."""
     specs = [(job.name, spec_of(mount, job.name)) for job in jobs]
 
     @dg.multi_asset_check(
@@ -74,7 +74,7 @@ def _limits(mount: Mount, jobs: Sequence[JobSpec]) -> list[dg.AssetChecksDefinit
 
 
 def build_verifications(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetChecksDefinition:
-    """The check `intact`."""
+    """Build the check `intact`."""
     specs = [(job.name, intact_spec(mount, job.name)) for job in jobs]
 
     @dg.multi_asset_check(
@@ -93,7 +93,7 @@ def build_verifications(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetChecks
 
 
 def build_drills(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetChecksDefinition:
-    """The check `restorable`."""
+    """Build the check `restorable`."""
     specs = [(job.name, restorable_spec(mount, job.name)) for job in jobs]
 
     @dg.multi_asset_check(
@@ -111,7 +111,7 @@ def build_drills(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetChecksDefinit
 
 
 def _selected(context: dg.AssetCheckExecutionContext, specs: Specs) -> Collection[str]:
-    """Streams of which a check was selected, in their order."""
+    """Return the streams of which a check was selected, in their order."""
     return list(dict.fromkeys(name for name, s in specs if s.key in context.selected_asset_check_keys))
 
 

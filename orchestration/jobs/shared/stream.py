@@ -1,4 +1,4 @@
-"""Which stream a run is about."""
+"""The stream that a run is about."""
 
 from collections.abc import Collection
 from typing import Final
@@ -11,12 +11,12 @@ _NAMED_MAX: Final = 5
 
 
 def chosen(asked: str, selected: Collection[str]) -> str:
-    """The one stream of a run: the one that its configuration names, else the one whose assets were selected.
+    """Return the one stream of a run: the one that its configuration names, else the one whose assets were selected.
 
-    One, because a run holds the place of a stream among runs (`dagster.yaml`): two in one run would hold neither's.
+    Only one, because a run takes the slot of one stream among runs (`dagster.yaml`): a run of two would take neither's.
 
     Raises:
-        InvalidConfiguration: none is meant, or several.
+        InvalidConfiguration: no stream is meant, or several.
     """
     if asked:
         if asked not in selected:
