@@ -1,9 +1,9 @@
-"""Which columns a pipeline reads, so that no others are scanned, shuffled or handed to Python.
+"""The columns that a pipeline reads; no others are scanned, shuffled or handed to Python.
 
-An operator says what it reads (`columns_read`). Before the first one stand the user's transforms; what these read for
-it is asked of Spark's own optimizer (`spark/needed_columns.py`), and the rest of the source's columns become typed
-nulls in the streaming frame (`without_unread`): every name stays, so that a transform finds its input as it was
-written, and Spark's scan leaves out what is not read. See docs/design/0028-columns-read.md.
+An operator names the columns that it reads (`columns_read`). User transforms may precede the first operator; Spark's
+own optimizer says which columns they need for it (`spark/needed_columns.py`). The rest of the source's columns become
+typed nulls in the streaming frame (`without_unread`): every name stays, so a transform finds its input as it was
+written, and Spark's scan leaves out the unread columns. See docs/design/0028-columns-read.md.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
 
 
 class SourceReads:
-    """Which of the source's columns are read: followed through the transforms up to the first stage.
+    """The columns of the source that are read, followed through the transforms up to the first stage.
 
     Attributes:
-        columns: what is read; None for all.
+        columns: the columns that are read; None for all.
     """
 
     def __init__(self, spark: SparkSession, schema: T.StructType) -> None:
         self._spark = spark
         self._given = spark.createDataFrame([], schema)
-        # The source without rows, through the transforms so far; None beyond the first stage, and where all is read.
+        # The source without rows, through the transforms so far; None after the first stage, or if all is read.
         self._frame: DataFrame | None = self._given
         self.columns: frozenset[str] | None = None
 
     def frame_of(self, schema: T.StructType) -> DataFrame:
-        """A frame without rows for the next transform, whose input has this schema."""
+        """Return a frame without rows for the next transform, whose input has this schema."""
         return self._frame if self._frame is not None else self._spark.createDataFrame([], schema)
 
     def through(self, made: DataFrame, *, looked: bool) -> None:
-        """A transform has made something of `frame_of`.
+        """Record the frame that a transform made of `frame_of`.
 
         Args:
-            looked: it ran a job to do so, which may read any column.
+            looked: the transform ran a Spark job, which may read any column.
         """
         if self._frame is not None:
             self._frame = None if looked else made
 
     def by(self, wanted: tuple[str, ...] = ()) -> None:
-        """A stage reads these columns, as SQL; all, if empty."""
+        """Record that a stage reads these columns, as SQL; all, if empty."""
         if self._frame is not None:
             self.columns = columns_needed(self._given, self._frame, wanted or tuple(map(quoted, self._frame.columns)))
         self._frame = None
 
 
 def columns_read(operator: Operator) -> tuple[str, ...]:
-    """The input columns that an operator reads, its keys among them; empty where it reads all, as user code may."""
+    """Return the input columns that an operator reads, keys included; empty if it reads all, as user code may."""
     if isinstance(operator, AggregateOperator):
         return _distinct(*operator.key_columns, *operator.plan.columns)
     if isinstance(operator, WindowOperator | SessionOperator):
@@ -86,10 +86,10 @@ def columns_read(operator: Operator) -> tuple[str, ...]:
 
 
 def deciding_columns(operator: Operator) -> tuple[str, ...]:
-    """Input columns that say whether, when and for whom a row counts: a row without one is passed over, is never late,
-    or counts for another key, and nothing says so.
+    """Return the input columns that decide whether, when and for which key a row counts. A row without one would
+    silently be skipped, never be late, or count for another key.
 
-    (The event times of both sides of a join, and the one of `deduplicate`, cannot change while there is state.)
+    (The event times of both sides of a join, and that of `deduplicate`, cannot change while there is state.)
     """
     found = list(operator.key_columns)
     if isinstance(operator, AggregateOperator | WindowOperator | SessionOperator):
@@ -110,14 +110,14 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
 
 
 def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str) -> DataFrame:
-    """A streaming frame with the same columns, of which those that nothing reads are null, and no scan looks for them.
+    """Return a streaming frame with the same columns, of which unread ones are null and not scanned.
 
     A column with event time is always read: the watermark is observed on it. A column that cannot be null stays too:
-    Spark has taken conditions on it for granted. And where the column with malformed records is wanted everything is
-    read: what is malformed depends on what is parsed.
+    Spark relies on that. If the column with malformed records is read, all columns are read: which records are
+    malformed depends on the columns that are parsed.
 
     Args:
-        read: by `spark/needed_columns.py`.
+        read: the columns that are read, by `spark/needed_columns.py`.
         corrupt_column: Spark's name of the column with malformed records.
     """
     if corrupt_column in read:

@@ -1,4 +1,4 @@
-"""From the graph that a user wrote to the stages of an epoch, checked on the source's schema before the stream
+"""Compilation of the user's graph to the stages of an epoch, checked on the source's schema before the stream
 starts."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
     "runtime_columns",
 ]
 
-# Functions to which a row that comes again counts again; the others take the last word, or do not mind.
+# Functions that count a repeated row again; the others take the last row, or are not affected.
 _COUNTS_EACH_ROW: Final = frozenset(
     {"count", "sum", "avg", "variance", "variance_pop", "stddev", "stddev_pop", "collect", "top_n", "bottom_n"}
 )
@@ -62,7 +62,7 @@ class TransformStep:
     """The code of a segment: stateless Spark code.
 
     Attributes:
-        every_epoch: it may give another plan in each epoch.
+        every_epoch: its plan may differ in each epoch.
     """
 
     function: Callable[[DataFrame], DataFrame]
@@ -71,16 +71,16 @@ class TransformStep:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one `mapInArrow` of an epoch runs: an operator and the sinks on its output, or sinks alone.
+    """The content of one `mapInArrow` of an epoch: an operator and the sinks on its output, or sinks alone.
 
     Attributes:
-        output: Spark schema of what it emits.
+        output: Spark schema of the rows that it emits.
         emit: whether a later node reads it.
         initial: rows that the operator's state begins with, in its first epoch.
-        input: the columns that it is given: those that its operator reads, or all of a stage of sinks.
+        input: the columns that it gets: those that its operator reads, or all in a stage of sinks.
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
-        node: index in the graph of its operator, or of what its sinks hang on.
+        node: index in the graph of its operator, or of the node that its sinks read.
     """
 
     operator: Operator | None
@@ -95,26 +95,26 @@ class Stage:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of `input`."""
+        """Return the names of `input`."""
         return tuple(self.input.names)
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """SQL for `input`."""
+        """Return SQL for `input`."""
         return self.reads or tuple(map(quoted, self.columns))
 
 
 @dataclass(frozen=True)
 class CompiledPipeline:
-    """A graph and the stages that it is run in, in its order.
+    """A graph and its stages, in the graph's order.
 
     Attributes:
         layouts: of the sinks whose output readers take for a table.
         watermarks: the source's columns with event time.
-        dropped: per operator uid the states that its processor gave up (`deleteIfExists`).
-        source_reads: the columns of the source that something reads; None for all.
-        hands_only_its_own: whether no row is handed to Python but those that operators and sinks are given; not if the
-            source, a transform, an initial state or a sink may have code of its own in Python.
+        dropped: per operator uid the states that its processor deletes (`deleteIfExists`).
+        source_reads: the columns of the source that are read; None for all.
+        hands_only_its_own: whether the only rows handed to Python are those for operators and sinks; False if the
+            source, a transform, an initial state or a sink may run its own Python code.
     """
 
     stages: tuple[Stage, ...]
@@ -128,7 +128,7 @@ class CompiledPipeline:
 
     @property
     def plans_stay(self) -> bool:
-        """Whether the plan of one epoch does for another."""
+        """Return whether the plan of one epoch can be used for another."""
         return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
 
     @property
@@ -137,7 +137,7 @@ class CompiledPipeline:
 
     @property
     def operator_reads(self) -> dict[str, OperatorReads]:
-        """By uid what each operator takes."""
+        """Return by uid the input that each operator takes."""
         return {
             s.operator.uid: OperatorReads(
                 arrow_schema(s.input), functions_of(s.operator.entry()), deciding_columns(s.operator)
@@ -155,7 +155,7 @@ def compile_pipeline(
     No row is read. User transforms are called once, with an empty frame of the right schema.
 
     Args:
-        graph: of a `JobPlan`, which has refused what is not run.
+        graph: of a `JobPlan`, which has refused unsupported graphs.
 
     Raises:
         InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
@@ -163,7 +163,7 @@ def compile_pipeline(
     compiling = _Compiling(spark, source, graph, settings)
     for index, node in enumerate(graph.nodes):
         if isinstance(node, SinkNode):
-            continue  # with the node that it hangs on
+            continue  # compiled with the node that it reads
         with step_at(node.at):
             if isinstance(node, SegmentNode):
                 compiling.segment(index, node)
@@ -176,7 +176,7 @@ def compile_pipeline(
 
 
 class _Compiling:
-    """A graph whose nodes are compiled one after the other, each with the sinks that hang on it."""
+    """A graph whose nodes are compiled one after the other, each with the sinks that read it."""
 
     def __init__(self, spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings) -> None:
         self._spark = spark
@@ -185,7 +185,7 @@ class _Compiling:
         self._settings = settings
         self._session = session_settings(spark.conf)
         self._reads = SourceReads(spark, source.frame.schema)
-        # Of a node's rows: their schema; uid of the operator that emits a key's row anew whenever it changes, or "".
+        # Of a node's rows: their schema; uid of the operator that emits a key's row again whenever it changes, or "".
         self._schemas: dict[int, T.StructType] = {}
         self._updates: dict[int, str] = {}
         self._stages: list[Stage] = []
@@ -202,7 +202,7 @@ class _Compiling:
         before = node.inputs[0].node
         has_looked = job_watch(self._spark)
         made = _transformed(self._reads.frame_of(self._schemas[before]), node.code)
-        # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
+        # A transform may run Spark jobs (`count`, `first`, a write): then its plan does not show all that it reads.
         self._reads.through(made, looked=has_looked())
         self._has_other_python |= has_python(made)
         _check_names(made.schema, f"step {type(node.code).__name__}")
@@ -229,7 +229,7 @@ class _Compiling:
         _check_names(self._schemas[index], f"step {type(step).__name__}")
 
     def sinks(self, index: int) -> None:
-        """Those on a node that has been compiled."""
+        """Compile the sinks on a node that has been compiled."""
         schema, sinks = self._schemas[index], self._graph.sinks(index)
         for node in sinks:
             with step_at(node.at):
@@ -248,7 +248,7 @@ class _Compiling:
         refuse_layouts_beside(self._layouts)
         if not self._stages:
             last = max(self._schemas)
-            self._stage(last, None, self._schemas[last])  # somebody must count the rows
+            self._stage(last, None, self._schemas[last])  # a stage must count the rows
         return CompiledPipeline(
             tuple(self._stages),
             {node.name: node.sink for node in self._graph.nodes if isinstance(node, SinkNode)},
@@ -270,7 +270,7 @@ class _Compiling:
         initial: DataFrame | None = None,
         partial: PartialRows | None = None,
     ) -> None:
-        """Of a node: what its sinks, and the nodes that read it, get goes through it."""
+        """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
         self._reads.by(reads)
         names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
         stage = Stage(
@@ -280,14 +280,14 @@ class _Compiling:
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:
-    """Look at the places of the sinks before a run changes anything.
+    """Check the places of the sinks before a run changes anything.
 
     Args:
-        content: the snapshot that the run goes on from.
+        content: the snapshot that the run continues from.
 
     Raises:
-        InvalidPipeline: a place holds what could not be read together with the new output. StoreUnavailable: start
-            again.
+        InvalidPipeline: a place holds files that could not be read together with the new output.
+        StoreUnavailable: start again.
     """
     outputs = content.outputs if content is not None else ()
     for name, layout in pipeline.layouts.items():
@@ -296,7 +296,7 @@ def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) ->
 
 
 def runtime_columns(keys: tuple[str, ...], place: str = "monotonically_increasing_id()") -> list[str]:
-    """SQL expressions of the runtime's columns: key hash, and the row's place in the input."""
+    """Return SQL expressions of the runtime's columns: key hash, and the row's place in the input."""
     return [f"{key_hash_sql([quoted(k) for k in keys])} AS {HASH_COLUMN}", f"{place} AS {SEQUENCE_COLUMN}"]
 
 
@@ -322,7 +322,7 @@ def _check_dots(schema: T.StructType) -> None:
 
 
 def _transformed(given: DataFrame, step: TransformStep) -> DataFrame:
-    """What a transform makes of a frame without rows."""
+    """Return the frame that a transform makes of a frame without rows."""
     try:
         result = step.function(given)
     except StillstateError:
@@ -341,10 +341,10 @@ def _transformed(given: DataFrame, step: TransformStep) -> DataFrame:
 
 
 def _check_updates(step: OperatorStep, updates: str) -> str:
-    """Refuse to sum up what an operator emits again and again: Spark refuses it as well.
+    """Refuse to sum up rows that an operator emits again and again: Spark refuses it as well.
 
     Args:
-        updates: uid of the operator before, if it emits a key's row anew whenever it changes; else "".
+        updates: uid of the operator before, if it emits a key's row again whenever it changes; else "".
 
     Returns:
         The same for the operator after this one.
@@ -362,11 +362,11 @@ def _check_updates(step: OperatorStep, updates: str) -> str:
         return step.uid if step.output_mode == "update" else ""
     if isinstance(step, LatestByStep):
         return step.uid
-    return ""  # of user code and deduplicate: what they make of updates is theirs to say
+    return ""  # user code and deduplicate decide themselves what to emit for updates
 
 
 def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
-    """The rows that an operator's state begins with, checked: they are found by the same keys as the input's."""
+    """Return the checked rows that an operator's state begins with: they are found by the same keys as the input's."""
     initial = step.initial_state
     if initial is None:
         return None
