@@ -113,7 +113,7 @@ def usable_versions(before: Manifest, operators: Sequence[OperatorEntry]) -> dic
     """Return the local versions of `before` that can still be used: of operators whose stored layout is unchanged.
 
     Args:
-        operators: what `reconcile` returned.
+        operators: the result of `reconcile`.
     """
     stored = {operator.uid: operator for operator in before.operators}
     return {

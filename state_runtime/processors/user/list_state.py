@@ -176,7 +176,7 @@ class ListState(Collection):
         )
         return batch, count - self._lost
 
-    # --- what is stored ---
+    # --- stored rows ---
 
     def _stored(self) -> Any:
         """Return the stored elements of the current key: a list, or a `_LongList`."""

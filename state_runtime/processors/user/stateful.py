@@ -136,7 +136,7 @@ class StatefulProcessorOperator(WokenWhenDue):
 
         Raises (while `outputs` is drained):
             UserCodeError: the processor raised; with its file and line, operator, shard and key hash.
-            InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
+            InvalidData, InvalidPipeline: it misused the handle or a state, or emitted values that do not fit.
         """
         result = ShardResult(iter(()))
         result.outputs = _Epoch(self, version, clock, shard, result).run(slices, initial)
@@ -144,7 +144,7 @@ class StatefulProcessorOperator(WokenWhenDue):
 
 
 class _Epoch:
-    """One epoch of one shard: the passes over a processor, and what they leave behind."""
+    """One epoch of one shard: the passes over a processor, and their results."""
 
     def __init__(
         self,

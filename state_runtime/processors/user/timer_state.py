@@ -121,7 +121,7 @@ class Timers(Collection):
         none = np.empty(0, dtype=np.int64)
         return entries_batch(self._schema, self._scope, groups, entries, gone, [], [], due, none), gained
 
-    # --- what is stored ---
+    # --- stored rows ---
 
     def _decode(self, batch: pa.RecordBatch) -> None:
         self._times = self._schema.times_of(batch).to_numpy(zero_copy_only=False).tolist()
