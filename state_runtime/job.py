@@ -170,7 +170,7 @@ class StreamingJob:
         on_copy: Callable[[CopyProgress], None] | None = None,
         started_by: StartedBy = BY_HAND,
     ) -> RunResult:
-        """Run until the source ends, someone asks to stop, or an error.
+        """Run until the source ends, a stop is requested, or an error occurs.
 
         Starts from the newest snapshot of the job root, if there is one.
 

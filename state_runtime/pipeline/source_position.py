@@ -1,4 +1,4 @@
-"""The source position: out of Spark's own checkpoint directory into the manifest, and back into a fresh directory.
+"""The source position: from Spark's own checkpoint directory into the manifest, and back into a fresh directory.
 
 Spark's checkpoint directory is scratch on the driver's disk. Every snapshot holds what the directory says about the
 sources. A run that starts from a snapshot primes a fresh directory, so that Spark resumes right after the snapshot's

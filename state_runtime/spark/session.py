@@ -1,4 +1,4 @@
-"""A Spark session with the settings that make an epoch's floor low; any other session works too, slower."""
+"""A Spark session with settings that lower an epoch's floor (its least time); other sessions work too, but slower."""
 
 from __future__ import annotations
 

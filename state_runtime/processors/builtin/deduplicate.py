@@ -98,7 +98,7 @@ def plan_deduplicate(
         within_watermark: Spark's `dropDuplicatesWithinWatermark`.
 
     Raises:
-        InvalidPipeline: the column is missing or no timestamp, or there is none and `within_watermark` needs one.
+        InvalidPipeline: the column is missing or no timestamp, or `within_watermark` is set without event time.
     """
     where = f"operator {uid!r}, deduplicate"
     if not event_time:

@@ -101,17 +101,17 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:
-    """Sum; long for integers, double for floats, decimal(p+10, s) for decimals."""
+    """Sum a column; long for integers, double for floats, decimal(p+10, s) for decimals."""
     return Aggregate("sum", column)
 
 
 def min(column: str) -> Aggregate:
-    """Smallest value."""
+    """Take the smallest value."""
     return Aggregate("min", column)
 
 
 def max(column: str) -> Aggregate:
-    """Largest value."""
+    """Take the largest value."""
     return Aggregate("max", column)
 
 
@@ -168,32 +168,32 @@ def _top(function: Literal["top_n", "bottom_n"], column: str, n: int, by: str | 
 
 
 def avg(column: str) -> Aggregate:
-    """Mean as double, of integers and floats."""
+    """Compute the mean as double, of integers and floats."""
     return Aggregate("avg", column)
 
 
 def any(column: str) -> Aggregate:
-    """Whether one value of a boolean column is true."""
+    """Compute whether any value of a boolean column is true."""
     return Aggregate("any", column)
 
 
 def every(column: str) -> Aggregate:
-    """Whether all values of a boolean column are true."""
+    """Compute whether all values of a boolean column are true."""
     return Aggregate("every", column)
 
 
 def first(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the first row: earliest epoch, and within it the order of the source. Spark's order is not fixed."""
+    """Take the value of the first row: earliest epoch, then the order of the source. Spark's order is not fixed."""
     return Aggregate("first", column, ignore_nulls=ignore_nulls)
 
 
 def last(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the last row, in the same order."""
+    """Take the value of the last row, in the same order."""
     return Aggregate("last", column, ignore_nulls=ignore_nulls)
 
 
 def collect(column: str, limit: int = 1_000) -> Aggregate:
-    """The first `limit` non-null values as an array, in the order of the source: Spark's `collect_list` with a bound.
+    """Collect the first `limit` non-null values as an array, in source order: Spark's `collect_list` with a bound.
 
     An epoch rewrites the whole array of every key that it touches.
     """
@@ -230,20 +230,20 @@ def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:
 
 
 def variance(column: str) -> Aggregate:
-    """Sample variance as double; null for a single value, as Spark's `variance`."""
+    """Compute the sample variance as double; null for a single value, as Spark's `variance`."""
     return Aggregate("variance", column)
 
 
 def variance_pop(column: str) -> Aggregate:
-    """Population variance as double: Spark's `var_pop`."""
+    """Compute the population variance as double: Spark's `var_pop`."""
     return Aggregate("variance_pop", column)
 
 
 def stddev(column: str) -> Aggregate:
-    """Sample standard deviation as double; null for a single value, as Spark's `stddev`."""
+    """Compute the sample standard deviation as double; null for a single value, as Spark's `stddev`."""
     return Aggregate("stddev", column)
 
 
 def stddev_pop(column: str) -> Aggregate:
-    """Population standard deviation as double: Spark's `stddev_pop`."""
+    """Compute the population standard deviation as double: Spark's `stddev_pop`."""
     return Aggregate("stddev_pop", column)

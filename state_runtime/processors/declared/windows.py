@@ -33,7 +33,7 @@ class TimeWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """A window that goes on as long as the next row comes at most `gap_us` microseconds after the one before."""
+    """A window that continues while each next row comes at most `gap_us` microseconds after the one before."""
 
     gap_us: int
 
