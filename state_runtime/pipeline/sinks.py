@@ -196,8 +196,8 @@ class ParquetSink(Sink):
         return OutputLayout(self._store().url, columns, self.partition_by)
 
     def check_place(self, layout: OutputLayout, pending: Sequence[StagedFile], where: str) -> None:
-        """See `Sink.check_place`. For each job that has published here, one file of its newest epoch is checked. For
-        this job it is a pending file, if any: its commit log is long, and is listed once no other run is active."""
+        """See `Sink.check_place`. For each job that has published here, the end of one file is read. For this job it is
+        a pending file, if any: its commit log is long, and is listed once no other run is active."""
         store, mine = self._store(), pending[:1]
         files = [*mine, *_newest_files(store, known={_stager_of(file) for file in mine})]
         refuse_other_files(store, layout, files, where)

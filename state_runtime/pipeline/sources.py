@@ -275,8 +275,7 @@ def _watermarks(
         columns: of the source, with event time.
 
     Raises:
-        InvalidPipeline: a stream has a watermark upon another one, or this Spark does not report its inputs' event
-        times.
+        InvalidPipeline: a stream has a watermark upon another one, or this Spark cannot report input times.
     """
     redefined = redefined_watermarks(frame)
     if redefined and str(spark.conf.get(_REDEFINITION_REFUSED_CONF, "true")).lower() == "true":

@@ -66,8 +66,8 @@ class SinkSpec:
             since_term: files staged by runs before this term are kept: they may belong to another root
                 (pipeline/output_owner.py).
 
-        The older runs are fenced: no manifest can ever name their later files. Files whose names a Stillstate task does
-        not give are kept.
+        Those runs are fenced: no manifest can ever name what they stage. Files with names that no Stillstate task gives
+        are kept.
         """
         store = self.store()
         for folder in store.list_names(self.staging_prefix):
