@@ -185,7 +185,7 @@ class _Compiling:
         self._settings = settings
         self._session = session_settings(spark.conf)
         self._reads = SourceReads(spark, source.frame.schema)
-        # Of a node's rows: their schema; uid of the operator that emits a key's row again whenever it changes, or "".
+        # Of a node's rows: their schema; uid of the operator that emits a key's row each time it changes, or "".
         self._schemas: dict[int, T.StructType] = {}
         self._updates: dict[int, str] = {}
         self._stages: list[Stage] = []
@@ -344,7 +344,7 @@ def _check_updates(step: OperatorStep, updates: str) -> str:
     """Refuse to sum up rows that an operator emits again and again: Spark refuses it as well.
 
     Args:
-        updates: uid of the operator before, if it emits a key's row again whenever it changes; else "".
+        updates: uid of the operator before, if it emits a key's row each time it changes; else "".
 
     Returns:
         The same for the operator after this one.
