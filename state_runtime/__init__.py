@@ -1,7 +1,7 @@
 """Stillstate: state snapshots for Spark streaming.
 
 The user's part of the package. `StreamingJob`, `ParquetSink`, … need Spark and are loaded on first use, so that tools
-which only look at snapshots (the Dagster code location, the command line) start without it.
+that only look at snapshots (the Dagster code location, the command line) start without it.
 """
 
 from __future__ import annotations

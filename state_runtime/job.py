@@ -55,10 +55,10 @@ _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "proces
 
 @dataclass(frozen=True)
 class JobContext:
-    """What an entry point gets: `def build(context: JobContext) -> StreamingJob`.
+    """The argument of an entry point: `def build(context: JobContext) -> StreamingJob`.
 
     Attributes:
-        options: the job's own options, free in form.
+        options: the job's own options, of any form.
         storage_options: for fsspec; may hold secrets, so they are in no repr.
     """
 
@@ -69,11 +69,11 @@ class JobContext:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def root_id(self) -> str:
-        """See `StreamingJob.root_id`."""
+        """Return the id of the job's root; see `StreamingJob.root_id`."""
         return self.job().root_id()
 
     def job(self) -> StreamingJob:
-        """An empty job with this name, store and these settings."""
+        """Return an empty job with this name, store and these settings."""
         return StreamingJob(self.name, store=self.store, settings=self.settings, storage_options=self.storage_options)
 
 
@@ -120,9 +120,9 @@ class StreamingJob:
         return f"StreamingJob({self.name!r}, store={self._store.url!r})"
 
     def root_id(self) -> str:
-        """The id of the job's root on the store: drawn when the job begins, kept over restarts, rollbacks and moves.
+        """Return the id of the job's root: made when the job begins, kept over restarts, rollbacks and moves.
 
-        A root that is made anew has another one, and so has a fork. Costs a request: ask once in a run, not in each
+        A root that is created again has another one, and so has a fork. Costs a request: ask once in a run, not in each
         epoch.
 
         Raises:
@@ -137,7 +137,7 @@ class StreamingJob:
         return Stream(self._pipeline, self._pipeline.add(SourceNode("", source)))
 
     def plan(self) -> JobPlan:
-        """The job as it is written so far, as a value: what a run, a bootstrap and an import are made of.
+        """Return the job as written so far, as a value of which a run, a bootstrap and an import are made.
 
         Raises:
             InvalidPipeline: no run can run this pipeline; the message names the line.
@@ -170,38 +170,38 @@ class StreamingJob:
         on_copy: Callable[[CopyProgress], None] | None = None,
         started_by: StartedBy = BY_HAND,
     ) -> RunResult:
-        """Run until the source ends, someone asks to stop, or an error.
+        """Run until the source ends, a stop is requested, or an error occurs.
 
         Starts from the newest snapshot of the job root, if there is one.
 
         Args:
             trigger: as in stillstate.yaml (`{"processing_time_s": 1}`, `{"available_now": True}`), or the argument of
                 `DataStreamWriter.trigger` (`{"availableNow": True}`); None is as fast as possible.
-            takeover: fence a run that seems alive, instead of being turned away by it.
+            takeover: fence a run that seems alive, instead of being refused because of it.
             allow_dropped_state: start although operators or states of the newest snapshot are no longer in the
-                pipeline; what they stored is not read again, also not if they come back.
-            allow_drained: go on from a snapshot whose job was told that its input had ended; see docs/operations.md.
-            take_output: the output folders are this job root's from now on, although another root with the same job
-                uid, or one that cannot be looked at, has written there. Only if no run of that one ever starts again.
-            drop_inflight: give up the rows that are in flight in the snapshot that is gone on from, because the
-                pipeline cannot process them any more. They are lost; how many there were is logged and counted.
+                pipeline; their stored rows are not read again, even if they come back.
+            allow_drained: continue from a snapshot of a job that was drained; see docs/operations.md.
+            take_output: the output folders belong to this job root from now on, although another root with the same job
+                uid, or one that cannot be looked at, has written there. Only if no run of that root ever starts again.
+            drop_inflight: drop the rows that are in flight in the snapshot from which the run continues, because the
+                pipeline cannot process them any more. They are lost; their number is logged and counted.
             on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that
                 epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
-            start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either,
-                in any store. Parallelism, backend, changelog and states may be others than there. A job with snapshots
-                goes on from its own, and refuses any place but the one that it began with.
+            start_from: where a job without a snapshot begins: a snapshot of another job, a savepoint, or a copy of
+                either, in any store. Parallelism, backend, changelog and states may differ from those there. A job with
+                snapshots continues from its own, and refuses any place but the one that it began with.
             from_snapshot: an older snapshot of this job to go back to: its id, or the name of a savepoint. Output that
-                was published since then stays, and what comes again has higher epoch numbers.
-            on_copy: called while what `start_from` names is copied.
+                was published since then stays, and repeated output has higher epoch numbers.
+            on_copy: called while the snapshot of `start_from` is copied.
             started_by: why the run is started, if not by a person, and with which settings; its heartbeat says so.
 
         Raises:
-            SnapshotInUse: the job's root, or what it is to start from, is another job's by now.
+            SnapshotInUse: the job's root, or the place it should start from, now belongs to another job.
             InvalidPipeline, InvalidConfiguration: before anything is written.
             JobAlreadyRunning, Fenced: another run owns the job.
             CorruptManifest, CorruptSegment, MissingFile, UnsupportedFormat: nothing is overwritten.
-            UserCodeError, InvalidData: the epoch was not committed; the previous snapshot stands.
+            UserCodeError, InvalidData: the epoch was not committed; the previous snapshot stays the newest.
             StoreUnavailable, OutcomeUnknown: start again.
         """
         run = JobRun(self.plan(), spark, on_progress, stop or threading.Event())
@@ -231,7 +231,7 @@ class _Pipeline:
         self.graph = Graph()
 
     def add(self, node: Node) -> Edge:
-        """Put a node behind those that are there, with the line of the job's own code that it comes from.
+        """Add a node, with the line of the job's own code that it comes from.
 
         Returns:
             Its rows.
@@ -278,10 +278,10 @@ class Stream:
         return KeyedStream(self._pipeline, self._rows, names)
 
     def aggregate(self, *, uid: str, output_mode: str = "update", **aggregates: Aggregate) -> Stream:
-        """Aggregates over all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
+        """Aggregate all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
 
-        Emits one row, without key columns, in each epoch that has rows. One shard gets all rows; functions that Spark
-        can aggregate before the shuffle (docs/guide.md) send it one row of each of Spark's tasks instead.
+        Emits one row, without key columns, in each epoch that has rows. One shard gets all rows; if Spark can aggregate
+        the functions before the shuffle (docs/guide.md), it gets one row of each of Spark's tasks instead.
 
         Example:
             job.read(orders).aggregate(uid="all", orders=aggregates.count(), revenue=aggregates.sum("price"))
@@ -297,30 +297,30 @@ class Stream:
         allowed_lateness: str = "0 seconds",
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregates over all rows of a window: GROUP BY of the window alone. See `KeyedStream.window`; one shard does
-        the work, as of `aggregate`."""
+        """Aggregate all rows of a window: GROUP BY of the window alone. See `KeyedStream.window`; one shard does the
+        work, as in `aggregate`."""
         return KeyedStream(self._pipeline, self._rows, ()).window(
             window, uid=uid, output_mode=output_mode, allowed_lateness=allowed_lateness, **aggregates
         )
 
     def transform(self, function: Callable[[DataFrame], DataFrame], *, every_epoch: bool = False) -> Stream:
-        """Any stateless Spark code: select, filter, join with a static table, …
+        """Apply any stateless Spark code: select, filter, join with a static table, …
 
-        It is called when a plan is made, which is used again in later epochs, as Spark does it with a streaming frame:
-        what it takes from outside by Python code (a variable, a file, the time) may stay as it was. A table that it
-        reads with Spark is read anew in each epoch, and a function of it that asks for the time or for random numbers
-        gives new ones.
+        The function is called when a plan is made, and the plan is used again in later epochs, as Spark does with a
+        streaming frame: values that its Python code takes from outside (a variable, a file, the time) may stay as they
+        were. A table that it reads with Spark is read again in each epoch, and an expression for the time or for random
+        numbers gives new ones.
 
-        It sees one epoch at a time. `groupBy` sums up an epoch's rows, which is fine before an operator that goes on
-        summing; `orderBy`, `distinct` and window functions say something about one epoch only, and the job warns of
+        It sees one epoch at a time. `groupBy` sums up an epoch's rows, which is fine before an operator that continues
+        the sum; the result of `orderBy`, `distinct` and window functions covers one epoch only, and the job warns of
         them. It must read its whole input: a `limit` that stops reading is refused when the epoch ends. And it must
         give the same rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state
-        and output could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python
-        function does is not seen.
+        and output could disagree. When the job starts, a warning names columns that Spark knows to be of this kind;
+        Python functions are not checked.
 
         Args:
-            every_epoch: call it in each epoch, for what it takes from outside; making the plan takes tens of
-                milliseconds of each.
+            every_epoch: call it in each epoch, for values from outside; making the plan takes tens of milliseconds of
+                each epoch.
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
@@ -356,7 +356,7 @@ class Stream:
         return Stream(self._pipeline, self._pipeline.add(SegmentNode(rows, step)))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
-        """Hang a sink on the stream; the stream goes on.
+        """Add a sink to the stream, and return the stream.
 
         Args:
             name: of the sink in snapshots and metrics; by default `out`, `out-2`, …
@@ -396,11 +396,11 @@ _SPARKS_WORDS = {
     "initialState": "initial_state",
     "eventTimeColumnName": "event_time_column",
 }
-"""The arguments of `GroupedData.transformWithState`, in their order, in our words."""
+"""The arguments of `GroupedData.transformWithState`, in their order, by Stillstate's names."""
 
 
 def _in_sparks_words(method: Method) -> Method:
-    """Let a method be called as Spark's is: with its names of arguments and their order."""
+    """Let a method also be called with Spark's names and order of arguments."""
 
     @functools.wraps(method)
     def call(self: Any, *given: Any, **named: Any) -> Any:
@@ -463,7 +463,7 @@ class KeyedStream:
     ) -> Stream:
         """Run pyspark's `StatefulProcessor`, row flavour: as `GroupedData.transformWithState`.
 
-        Spark's own names of the arguments (`outputStructType`, `timeMode`, …) and their order are understood too.
+        Spark's own names of the arguments (`outputStructType`, `timeMode`, …) and their order are accepted too.
 
         Args:
             processor: the same object that Spark takes.
@@ -473,8 +473,8 @@ class KeyedStream:
             time_mode: none, processingTime (timers and TTL by the clock) or eventTime (timers by the watermark; the
                 stream that is read needs Spark's `withWatermark`).
             event_time_column: column of the output that carries event time, for an operator that follows.
-            initial_state: static rows with the same key columns; before the operator's first input `handleInitialState`
-                gets them, once in the operator's life.
+            initial_state: static rows with the same key columns; `handleInitialState` gets them before the operator's
+                first input, once in the operator's life.
 
         Example:
             .key_by("id").transform_with_state(Sessions(), "id string, clicks long", uid="sessions",
@@ -503,12 +503,12 @@ class KeyedStream:
         return self._processor(processor, output_schema, uid, modes, initial_state, pandas=True)
 
     def aggregate(self, *, uid: str, output_mode: str = "update", **aggregates: Aggregate) -> Stream:
-        """Keyed aggregates, vectorised; emits the key columns and the aggregates.
+        """Compute keyed aggregates, vectorised; emits the key columns and the aggregates.
 
         Args:
-            output_mode: "update" emits the new values of the keys that an epoch touched; "append" each key once, when
-                the watermark has passed its event time, and forgets it. For that the column with event time must be
-                among the keys. It stays the event time of what is emitted.
+            output_mode: "update" emits the new values of the keys that an epoch touched; "append" emits each key once,
+                when the watermark has passed its event time, and removes it. For "append" the column with event time
+                must be among the keys. It stays the event time of the output.
 
         Example:
             .key_by("carrier").aggregate(uid="by-carrier", flights=aggregates.count(), worst=aggregates.max("delay"))
@@ -539,17 +539,17 @@ class KeyedStream:
     def latest_by(
         self, order: str | Sequence[str], *columns: str, uid: str, ascending: bool | Sequence[bool] = False
     ) -> Stream:
-        """Keep of each key the row with the greatest value of a column, or of several; vectorised.
+        """Keep for each key the row with the greatest value of a column, or of several; vectorised.
 
-        Emits the row of every key for which another row took the place (update mode): the key columns, the order
-        columns and `columns`. Of equal values the later row in source order wins; null is below everything. It is SQL's
+        Emits the row of every key whose row was replaced (update mode): the key columns, the order columns and
+        `columns`. Among equal values the later row in source order wins; null is below everything. It is SQL's
         ROW_NUMBER() OVER (PARTITION BY … ORDER BY …) = 1.
 
         Args:
             order: columns of numbers, text, binary, booleans, dates or timestamps, compared from left to right.
-            columns: what else to keep; none named means all columns.
-            ascending: keep the row with the smallest values instead; of several columns also one by one. A null is the
-                smallest: put a `transform` that drops such rows before, if it should not win.
+            columns: the other columns to keep; none means all columns.
+            ascending: keep the row with the smallest values instead; for several columns also one by one. A null is the
+                smallest value: to prevent that it wins, drop such rows in a `transform` before.
 
         Example:
             .key_by("order_id").latest_by("changed_at", "status", "amount", uid="current")
@@ -573,8 +573,8 @@ class KeyedStream:
 
         Without event time the state holds every key that was ever seen, and never shrinks. With the event-time column
         among the keys (Spark's `dropDuplicates`) the watermark removes the keys that it has passed. With
-        `within_watermark` (Spark's `dropDuplicatesWithinWatermark`) a key is remembered for the allowed delay after the
-        event time of its first row.
+        `within_watermark` (Spark's `dropDuplicatesWithinWatermark`) a key is kept for the allowed delay after the event
+        time of its first row.
 
         Example:
             .key_by("event_id").deduplicate(uid="once")
@@ -591,7 +591,7 @@ class KeyedStream:
         allowed_lateness: str = "0 seconds",
         **aggregates: Aggregate,
     ) -> Stream:
-        """Keyed aggregates per window of event time, vectorised; the stream that is read needs Spark's `withWatermark`.
+        """Aggregate by key and window of event time, vectorised; the source stream needs Spark's `withWatermark`.
 
         Emits the key columns, `window` (a struct of start and end, as Spark's) and the aggregates.
 
@@ -600,7 +600,7 @@ class KeyedStream:
                 minutes")`.
             output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
                 watermark has passed its end.
-            allowed_lateness: how long after that a window stays open for rows that are late.
+            allowed_lateness: how long after that a window stays open for late rows.
 
         Example:
             .key_by("station").window(windows.tumbling("1 hour"), uid="hourly", n=aggregates.count())
@@ -634,8 +634,8 @@ class KeyedStream:
         """Join with a second stream: equal keys, and right event time in [left event time + lower, left event time +
         upper].
 
-        Vectorised. Both streams need Spark's `withWatermark`; rows wait in state until nothing can match them any more.
-        It must be the first step after `read`; stateless code belongs into the two streams. Emits the left stream's
+        Vectorised. Both streams need Spark's `withWatermark`; rows wait in state until no later row can match them. It
+        must be the first step after `read`; stateless code belongs into the two streams. Emits the left stream's
         columns, then the right one's without its keys.
 
         Args:
@@ -643,7 +643,7 @@ class KeyedStream:
             lower, upper: durations, may be negative: "-5 minutes".
             right_keys: its key columns, if they have other names.
             how: "inner", or "left-outer", also as Spark spells it ("left", "leftouter", "left_outer"): a left row
-                without a match is emitted with nulls when none can come any more.
+                without a match is emitted with nulls when no match can come any more.
 
         Example:
             job.read(views).key_by("ad").interval_join(clicks, lower="0 seconds", upper="10 minutes", uid="clicked")
@@ -700,7 +700,7 @@ class KeyedStream:
 
 
 def _no_such_step(stream: Stream | KeyedStream, name: str) -> AttributeError:
-    """What to say of a method that a stream does not have: which of ours was meant, and where it goes."""
+    """Return the error for a method that a stream does not have: the method that was probably meant, and its place."""
     kind = type(stream).__name__
     if name.startswith("_"):
         return AttributeError(f"{kind!r} object has no attribute {name!r}")

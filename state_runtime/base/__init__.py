@@ -1,1 +1,1 @@
-"""What everything stands on: clock, ids, limits, errors, settings, progress; knows nothing of snapshots."""
+"""The foundation of all other modules: clock, ids, limits, errors, settings, progress; knows nothing of snapshots."""

@@ -1,4 +1,4 @@
-"""Who acts, and what it may ask of the outside: its clock, its source of names, its process. One value, handed on."""
+"""The actor that works for a process, and its access to the outside: clock, source of names, process. One value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Actor"]
 
 @dataclass(frozen=True)
 class Actor:
-    """Whoever reads and writes a store on behalf of a process.
+    """The party that reads and writes a store on behalf of a process.
 
     Attributes:
         clock, ids: the only time and the only randomness that it uses.
-        host, pid: its process, as documents in the store name it for people; empty where none of them does.
+        host, pid: its process, as documents in the store name it for people; empty if no document names it.
     """
 
     clock: Clock

@@ -10,14 +10,14 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "time_text"]
 
 
 class Clock(Protocol):
-    """Wall clock for what people read, monotonic clock for durations."""
+    """Wall clock for times that people read, monotonic clock for durations."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch (UTC)."""
+        """Return milliseconds since the epoch (UTC)."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds from an arbitrary start; never goes back."""
+        """Return seconds from an arbitrary start; never goes back."""
         ...
 
 
@@ -35,5 +35,5 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def time_text(at_ms: int) -> str:
-    """`2013-01-01 12:00:00Z`"""
+    """Return a time as `2013-01-01 12:00:00Z`."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,6 +1,6 @@
 """Durations as people write them; pure. One parser, two spellings.
 
-The command line takes the short one (`90s`, `1.5h`), pipelines take Spark's (`1 hour 30 minutes`).
+The command line takes the short spelling (`90s`, `1.5h`), pipelines take Spark's (`1 hour 30 minutes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _US: Final = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-# A century: what is longer is a mistake, and times plus durations stay far from the ends of a long.
+# A century: a longer duration is a mistake, and times plus durations stay far from the ends of a long.
 DURATION_US_MAX: Final = 36_525 * _US["day"]
 
 
@@ -66,10 +66,10 @@ _SPARK: Final = _Spelling(
 
 
 def parse_duration_s(text: str) -> float:
-    """`90s`, `15min`, `6h`, `7d`, `2w`, `1y` in seconds.
+    """Parse `90s`, `15min`, `6h`, `7d`, `2w`, `1y` to seconds.
 
     Raises:
-        InvalidConfiguration: it is none of these.
+        InvalidConfiguration: the text is not a duration of this spelling.
     """
     try:
         return float(_total_us(text, _SHORT) / _US["second"])
@@ -80,10 +80,10 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_duration_us(text: str) -> int:
-    """Microseconds of a duration: weeks, days, hours, minutes, seconds (1.5 too), milliseconds, microseconds.
+    """Parse a duration to microseconds: weeks, days, hours, minutes, seconds (1.5 too), milliseconds, microseconds.
 
     Raises:
-        InvalidPipeline: something else, also months and years, whose length is not fixed.
+        InvalidPipeline: any other text, also months and years, whose length is not fixed.
     """
     where = f"the duration {text!r}"
     rest = re.sub(r"^\s*interval\s", "", text, flags=re.IGNORECASE).strip() if isinstance(text, str) else ""
@@ -101,7 +101,7 @@ class _Refused(Exception):
 
 
 def _total_us(text: str, spelling: _Spelling) -> Fraction:
-    """The sum of all parts of a text."""
+    """Return the sum of all parts of a text."""
     if not text:
         raise _Refused('is empty; write a number and a unit, as in "10 seconds"')
     total, at = Fraction(0), 0

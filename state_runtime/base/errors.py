@@ -1,4 +1,4 @@
-"""Every error that Stillstate raises on purpose, by what the reader should do about it.
+"""Every error that Stillstate raises on purpose, grouped by the reader's reaction.
 
     StillstateError                exit 1   a bug or something unforeseen
     ├── ChangesPending             —        between a task and its driver only: the driver writes, the epoch runs again
@@ -90,10 +90,10 @@ __all__ = [
 
 
 class StillstateError(Exception):
-    """Root of the tree. `REACTIONS` below is the table of what differs from branch to branch.
+    """Root of the tree. `REACTIONS` below is the table of the differences between its branches.
 
     Attributes:
-        exit_code: what the command line ends with.
+        exit_code: exit code of the command line.
         kind: the stable name of the reaction.
         is_final: the same start would end the same way, or the job is another run's: it is not started again in place.
         help: of the exit code, for people.
@@ -113,7 +113,7 @@ class ChangesPending(StillstateError):
 
 
 class TooMuchForOneTask(StillstateError):
-    """A task that has the rows of all shards got more of them than it should, or takes too long.
+    """A task that has the rows of all shards got too many of them, or takes too long.
 
     Never leaves the driver: it runs the epoch's action once more, with a task for each shard.
     """
@@ -121,7 +121,7 @@ class TooMuchForOneTask(StillstateError):
 
 class ProcessEnded(StillstateError):
     """A process in which Spark works for this run ended: Java, or one of its Python workers. After a signal that asked
-    the run to stop it is part of that stop: a signal to a whole group or service reaches those processes too."""
+    the run to stop, this is part of the stop: a signal to a whole group or service reaches those processes too."""
 
 
 class Invalid(StillstateError, ValueError):
@@ -158,16 +158,16 @@ class MissingSnapshot(Invalid):
 
 
 class SnapshotExpired(MissingSnapshot):
-    """The snapshot was given up: deleted, or by retention. Nothing of it is read."""
+    """The snapshot is expired: deleted on request, or by retention. No part of it is read."""
 
 
 class MissingSource(Invalid):
-    """What the job would read next is not there: a topic, a partition, offsets, a file or a folder. A restart gets the
-    same answer, until somebody brings it back or says that the job may go on without it."""
+    """The next input of the job does not exist: a topic, a partition, offsets, a file or a folder. A restart gets the
+    same answer, until it is restored, or a setting says that the job may continue without it."""
 
 
 class SnapshotInUse(Invalid):
-    """The snapshot (or savepoint, or job) is needed by somebody, who is named; nothing was changed."""
+    """The snapshot (or savepoint, or job) is still needed; the message names who needs it. Nothing was changed."""
 
 
 class SavepointExists(Invalid):
@@ -188,7 +188,7 @@ class Fenced(StillstateError):
 
 
 class JobAlreadyRunning(Fenced):
-    """A live run holds the job, and no take-over was asked for: this driver is turned away at the start."""
+    """A live run holds the job, and no take-over was requested: this driver is refused at the start."""
 
 
 class Unavailable(StillstateError):
@@ -204,32 +204,33 @@ class StoreUnavailable(Unavailable, OSError):
 
 
 class StoreRefused(StoreUnavailable):
-    """The store said no (permission, credentials, quota, read-only): the same request again gets the same answer, so it
-    is not sent again. Somebody must grant, pay or mount. Recovery tries it a bounded number of times: its kind."""
+    """The store refused the request (permission, credentials, quota, read-only): the same request again gets the same
+    answer, so it is not sent again. Someone must grant, pay or mount. Recovery knows it by its kind, and tries it a
+    bounded number of times."""
 
     kind = "refused"
 
 
 class StoreNotCapable(Unavailable):
-    """The store does not honour create-if-absent; two runs could both win, so we do not start."""
+    """The store does not support create-if-absent; two runs could both win, so Stillstate does not start."""
 
 
 class OutcomeUnknown(Unavailable):
-    """A write may or may not have landed. Nothing is cleaned up after it: the next run reads back."""
+    """A write may or may not have succeeded. Nothing is cleaned up after it: the next run reads back."""
 
 
 class ScratchRemoved(Unavailable):
-    """Files that Spark keeps for as long as a run lasts were removed under it. This run cannot go on, also not a little
-    later; the next start makes them anew."""
+    """Files that Spark keeps for the whole run were removed during it. This run cannot continue, now or later; the next
+    start creates them again."""
 
 
 class TasksDisagree(Unavailable):
-    """Spark ran a task of an epoch twice, because the executor with its output was lost, and the second time it came to
-    another row by the deadline. What was made of the first output does not fit the second: the epoch is run again."""
+    """Spark ran a task of an epoch twice, because the executor with its output was lost, and the second attempt stopped
+    at another row by the deadline. Results made of the first output do not fit the second: the epoch is run again."""
 
 
 class CorruptData(StillstateError):
-    """Stored data is not what was written: wrong digest, size, identity or structure."""
+    """Stored data differs from the data that was written: wrong digest, size, identity or structure."""
 
     exit_code = 5
     kind = "corrupt"
@@ -284,7 +285,7 @@ REACTIONS: Final[tuple[type[StillstateError], ...]] = (
     UserCodeError,
     StoreRefused,
 )
-"""One class for each kind; the first with an exit code is what that code means where nothing else is known."""
+"""One class for each kind; the first one with an exit code gives the code's meaning if nothing else is known."""
 EXIT_OF_KIND: Final[Mapping[str, int]] = MappingProxyType({error.kind: error.exit_code for error in REACTIONS})
 FINAL_KINDS: Final = frozenset(error.kind for error in REACTIONS if error.is_final)
 FINAL_EXITS: Final = frozenset(error.exit_code for error in REACTIONS if error.is_final)
@@ -293,27 +294,27 @@ RESTORE_OR_CHOOSE: Final = "Restore the file from a copy of the job root, or cho
 
 
 def kind_of_exit(exit_code: int) -> str:
-    """The kind of error behind a driver's exit code; empty for what says nothing (1, a signal)."""
+    """Return the kind of error behind a driver's exit code; empty for codes without a meaning (1, a signal)."""
     kinds = (error.kind for error in REACTIONS if error.exit_code == exit_code != StillstateError.exit_code)
     return next(kinds, "")
 
 
 def missing_file(path: str, url: str, what_next: str = RESTORE_OR_GO_BACK) -> MissingFile:
-    """The error of a file that is not there although a manifest names it."""
+    """Return the error for a missing file that a manifest names."""
     return MissingFile(f"{path} is missing in {url} although a manifest names it. {what_next}")
 
 
 def can_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later, although nobody does anything."""
+    """Return whether the same request may succeed a little later, although nothing is changed."""
     return isinstance(error, Unavailable) and not isinstance(error, (StoreRefused, StoreNotCapable, ScratchRemoved))
 
 
 def is_typed(error: BaseException) -> TypeGuard[StillstateError]:
-    """Whether an error is typed by its reaction, and so says already what to do."""
+    """Return whether an error is typed by its reaction, and so already says what to do."""
     return isinstance(error, StillstateError) and type(error) is not StillstateError
 
 
 def check(condition: bool, message: str) -> None:
-    """Raise `StillstateError` if an invariant of ours does not hold. Unlike `assert`, `-O` keeps it."""
+    """Raise `StillstateError` if one of Stillstate's invariants does not hold. Unlike `assert`, `-O` keeps it."""
     if not condition:
         raise StillstateError(f"invariant broken: {message}; please report this")

@@ -1,4 +1,4 @@
-"""A lock that is handed over in the order in which it was asked for."""
+"""A lock that threads get in the order in which they asked for it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["FairLock"]
 
 
 class FairLock:
-    """Mutual exclusion with turns: whoever gives it back and asks for it again waits until those had it who asked
-    meanwhile. (A `threading.Lock` may go to the same thread again and again.) Not reentrant."""
+    """Mutual exclusion with turns: a thread that releases the lock and asks for it again waits for all threads that
+    asked meanwhile. (A `threading.Lock` may go to the same thread again and again.) Not reentrant."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -26,7 +26,7 @@ class FairLock:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        turn.acquire()  # given back by whoever hands the lock over
+        turn.acquire()  # released by the thread that passes the lock on
         return self
 
     def __exit__(

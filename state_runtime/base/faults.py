@@ -38,20 +38,20 @@ KILL_POINTS = (
 # Only where several epochs end in one checkpoint.
 INTERVAL_KILL_POINTS = ("epoch-pending", "pending-flushed", "one-output-published")
 
-# Of a materialization, in the driver's thread or in a process of its own.
+# Of a materialization, in the driver's thread or in a separate process.
 FOLD_KILL_POINTS = ("fold-claimed", "fold-table-written", "fold-units-done", "fold-recorded")
 
-# In a task that brings a shard's state back: before its new local version has a file, and when it is whole.
+# In a task that restores a shard's state: before its new local version has a file, and when it is complete.
 RESTORE_KILL_POINTS = ("restore-begun", "restore-written")
 
-# In the driver's thread that gives old checkpoints up: it is settled, their data is removed, their manifests too.
+# In the driver's thread that expires old checkpoints: their expiry is settled, their data removed, their manifests too.
 RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retention-removed")
 
 _passed: dict[str, int] = {}
 
 
 def reach(point: str) -> None:
-    """Die here if the environment says so."""
+    """Kill the driver process here if the environment asks for it."""
     wanted = os.environ.get("STILLSTATE_KILL_AT")
     if not wanted:
         return

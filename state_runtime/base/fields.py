@@ -15,7 +15,7 @@ _NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass or of a group of settings by name, in their order; what they hold is not copied.
+    """Return the fields of a dataclass or of a group of settings by name, in their order; the values are not copied.
 
     Raises:
         TypeError: the value is neither.
@@ -23,7 +23,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     kind = type(value)
     names = _NAMES.get(kind)
     if names is None:
-        # A cached property lies beside the fields in `__dict__`, so the fields are looked up by name.
+        # `__dict__` also holds cached properties, so the fields are looked up by name.
         declared = getattr(kind, "model_fields", None)
         names = tuple(declared if declared is not None else (field.name for field in dataclasses.fields(value)))
         _NAMES[kind] = names

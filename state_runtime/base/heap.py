@@ -1,4 +1,4 @@
-"""When Python looks for garbage, in the workers and in the driver: never while a checkpoint waits for it."""
+"""Timing of Python's garbage collection, in the workers and in the driver: never while a checkpoint waits for it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 __all__ = ["collection_paused", "freeze_heap"]
 
 _FREEZING_TASKS = (1, 2, 10)
-"""Before the first task of a process the libraries are there, after it what it imports on its way, and a few tasks
-later what any of them keeps."""
+"""At the first task of a process the libraries are loaded, at the second the modules that the first one imported, and a
+few tasks later the objects that any of them keeps."""
 _tasks = 0
 
 
 def freeze_heap() -> None:
-    """At the beginning of a task: keep the heap that libraries leave behind out of the collections of garbage that
-    Spark's worker does after each task.
+    """Exclude the heap of the libraries from the garbage collections that Spark's worker does after each task; called
+    at the beginning of a task.
 
-    Two thirds of an empty task's time were there (design section 4, "the floor of an epoch"), and 2 to 10 ms of each
-    task while it was done for the first one alone: what the first task imports is 12,000 objects. Garbage in cycles
-    that there is at these moments stays, as far as Spark's worker has not just found it.
+    They took two thirds of an empty task's time (design section 4, "the floor of an epoch"), and still 2 to 10 ms of
+    each task when the heap was frozen at the first task only: the first task imports 12,000 objects. Garbage in cycles
+    that exists at these moments is never freed, unless Spark's worker has just collected it.
     """
     global _tasks
     _tasks += 1
@@ -28,7 +28,7 @@ def freeze_heap() -> None:
         return
     if _tasks == 1:
         gc.collect()
-        # A shard's rows are hundreds of thousands of tuples at once; looking them over after every 700 new ones finds
+        # A shard's rows are hundreds of thousands of tuples at once; a collection after every 700 new ones would find
         # nothing.
         gc.set_threshold(200_000, 20, 100)
     gc.freeze()
@@ -36,10 +36,10 @@ def freeze_heap() -> None:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """In the driver, whose heap is the user's too: no collection of garbage in cycles until the block ends.
+    """Collect no garbage in cycles until the block ends; for the driver, whose heap is the user's too.
 
-    One of the whole heap takes longer than a checkpoint, and stops every thread. What the block leaves is found by the
-    next one, which Python begins at once if it is due. Where collection is switched off, it stays so.
+    A collection of the whole heap takes longer than a checkpoint, and stops every thread. Garbage of the block is found
+    by the next collection, which Python begins at once if it is due. If collection is switched off, it stays off.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -12,11 +12,11 @@ class Ids(Protocol):
     """Source of unique names."""
 
     def uid(self) -> str:
-        """32 hexadecimal characters, unique everywhere (job, run, commit, object names)."""
+        """Return 32 hexadecimal characters, unique everywhere (job, run, commit, object names)."""
         ...
 
     def short(self) -> str:
-        """16 hexadecimal characters (64 bits): unique within one shard of one operator (local versions)."""
+        """Return 16 hexadecimal characters (64 bits): unique within one shard of one operator (local versions)."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where a process id is one process: the same number in another container, or after a reboot, is somebody else."""
+"""The scope of a process id: the same number in another container, or after a reboot, is another process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def process_space(boot: Path = _BOOT, namespace: Path = _NAMESPACE) -> str:
-    """The id of this process's space: the boot of the kernel and the namespace of process ids (pid_namespaces(7)).
+    """Return the id of this process's space: kernel boot and namespace of process ids (pid_namespaces(7)).
 
     Two processes with the same id see each other under the same numbers. Containers of one host may share its name and
-    its boot, and have namespaces of their own. A namespace's number may be given to another once its last process has
-    ended: who is looked for in the later one and not found has ended with the first.
+    its boot, but have separate namespaces. A namespace's number may be reused once its last process has ended: a
+    process that is searched for in the later namespace and not found has ended with the first one.
 
     Returns:
-        Empty where the system does not tell (other than Linux, or /proc is hidden): nothing is then known to be near.
+        Empty if the system does not tell (other than Linux, or /proc is hidden): then no process is known to be near.
     """
     try:
         return f"{boot.read_text().strip()}:{os.stat(namespace).st_ino}"
@@ -28,6 +28,6 @@ def process_space(boot: Path = _BOOT, namespace: Path = _NAMESPACE) -> str:
 
 
 def is_our_space(told: str) -> bool:
-    """Whether a process id from a space of that id may be one of this process's own. Where nothing was told (earlier
-    versions, a run that has not spoken yet, other systems) the name of the host has to do."""
+    """Return whether a process id from a space of that id may belong to this process's space. If no space was recorded
+    (earlier versions, a run that has not reported yet, other systems), the name of the host must suffice."""
     return not told or told == process_space()

@@ -1,4 +1,4 @@
-"""What one epoch did, in numbers; the counterpart of Spark's `StreamingQueryProgress`."""
+"""The numbers of one epoch; the counterpart of Spark's `StreamingQueryProgress`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 __all__ = ["ALIGNMENT", "InflightProgress", "Progress", "together", "with_times"]
 
 ALIGNMENT: Final = "alignment"
-"""A phase, and no field: what earlier versions know as phases may have any names, so they read such manifests."""
+"""A phase, not a field: earlier versions accept phases with any names, so they can read such manifests."""
 
-# Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
+# Numbers of epochs that are added up for the checkpoint in which they end. Other numbers are the newest epoch's.
 _SUMMED = (
     "input_rows",
     "output_rows",
@@ -38,19 +38,19 @@ _LONGEST = ("restore_ms", "checkpoint_ms")
 
 @dataclass(frozen=True)
 class InflightProgress:
-    """Rows that epochs read and did not process: what waits now, and what became of it.
+    """Rows that epochs read and did not process: those that wait now, and those processed or dropped.
 
     Attributes:
-        rows, bytes: that wait after the epoch, about; bytes in memory.
+        rows, bytes: of the rows that wait after the epoch, approximately; bytes in memory.
         oldest_ms: how long the oldest of them have waited.
-        new_rows: of those that wait the ones that this epoch read.
-        processed_rows: rows that operators processed in this epoch, be they new or from earlier ones.
-        slices: in which tasks processed them.
-        alignment_ms: that of the epoch; in snapshots of earlier versions how far apart tasks ended.
+        new_rows: the waiting rows that this epoch read.
+        processed_rows: rows that operators processed in this epoch, both new and from earlier ones.
+        slices: number of slices in which tasks processed them.
+        alignment_ms: that of the epoch; in snapshots of earlier versions the time between the ends of tasks.
         read_bytes: of rows from earlier epochs, read from the primary store.
-        dropped_rows: that the run gave up because it was told to (`drop_inflight`).
+        dropped_rows: rows that the run dropped as requested (`drop_inflight`).
         slowest: operator and shard of the task that took longest, as in "orders/3"; empty if none ran.
-        slowest_ms: how long that was.
+        slowest_ms: how long that task took.
     """
 
     rows: int = 0
@@ -73,7 +73,7 @@ class Progress:
     Names carry their units; the same names are used in Dagster's metadata.
 
     Attributes:
-        snapshot_id: the checkpoint that the epoch ends in, or will.
+        snapshot_id: the checkpoint in which the epoch ends, or will end.
         batch_id: Spark's micro-batch.
         timestamp_ms: the epoch's clock: Spark's batch timestamp, equal on a re-execution.
         input_rows: rows that reached the first stateful operator.
@@ -83,35 +83,35 @@ class Progress:
         changed_rows: rows that the epoch wrote to the changelog, after folding.
         duration_ms: the whole epoch, from Spark's call to the published output.
         checkpoint_ms: from the last row processed (in any task) to the durable manifest; 0 if the epoch made no
-            checkpoint. What is in it and what is not: docs/operations.md.
+            checkpoint. docs/operations.md says what it includes.
         phases_ms: plan, process, segment, manifest, publish; and `alignment`, the part of the first two that is
-            `alignment_ms`, where it is not 0.
-        segment_bytes: changelog bytes that were written in this epoch, direct objects included.
+            `alignment_ms`, if it is not 0.
+        segment_bytes: changelog bytes written in this epoch, direct objects included.
         log_bytes: changelog bytes that a restart would replay.
         log_segments: segments that a restart would replay.
         table_bytes: bytes of the state tables below that log.
         output_bytes: bytes of the staged output files.
         local_restores: shards that began this epoch from verified local runs of an earlier run.
         primary_restores: shards that were rebuilt from the primary store.
-        late_rows: input rows that operators dropped as too late for the watermark.
-        watermark_ms: the epoch's watermark; 0 where there is none.
-        local_failures: local writes that failed, so that the shard restores from the primary next time, and removals of
-            outdated local files.
+        late_rows: input rows that operators dropped as late.
+        watermark_ms: the epoch's watermark; 0 if it has none.
+        local_failures: local writes that failed, so that the shard restores from the primary store next time, and
+            removals of outdated local files that failed.
         epoch: number of the epoch, over all runs.
-        epochs: since the last checkpoint, this one included: those that end in this one.
+        epochs: epochs since the last checkpoint, this one included: those that end in this one.
         stale_restores: shards that were rebuilt from an older local copy and the changelog since.
-        restore_ms: the longest that one shard took to restore.
+        restore_ms: the longest time that one shard took to restore.
         restored_bytes: read from the primary store for restores.
         moved_shards: shards that ran on another executor than in the epoch before.
         uploads: objects that tasks uploaded themselves.
-        upload_attempts: attempts at those and at the segment; more than objects where one was slow.
+        upload_attempts: attempts at those and at the segment; more than objects if one was slow.
         upload_wait_ms: time that tasks waited because too many bytes were in flight.
-        materializations: that this run has adopted, its own and those of others.
+        materializations: materializations that this run has adopted, its own and those of others.
         materialization_failures: of its own, in a row; an alarm is due at 3.
         spilled_bytes: of rows that waited on hosts' disks because a task had more than it may hold.
         inflight: None unless rows are in flight after the epoch, or were before it.
-        skipped_rows: that sources passed over because they are gone (Kafka with failOnDataLoss=false), since the epoch
-            before; as far as the driver's Java says so. Not in manifests.
+        skipped_rows: rows that sources skipped because they are gone (Kafka with failOnDataLoss=false), since the epoch
+            before; only those that the driver's Java reports. Not in manifests.
     """
 
     snapshot_id: int = 0
@@ -155,19 +155,19 @@ class Progress:
         """How long the checkpoint waited for rows: from when it was due to the last row processed, in any task. So
         with `checkpoint_ms` it is the time from due to durable.
 
-        Due is what the checkpoint interval says; without one, the end of the time that the mode gives an epoch: none
-        in `aligned`. 0 where the rows were done before, where no checkpoint followed, and in snapshots of versions that
-        did not count it.
+        The checkpoint interval decides when a checkpoint is due; without one, the end of the time that the mode gives
+        an epoch: none in `aligned`. 0 if the rows were done before, if no checkpoint followed, and in snapshots of
+        versions that did not count it.
         """
         return self.phases_ms.get(ALIGNMENT, 0.0)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return dataclasses.asdict(self)
 
 
 def together(earlier: Progress | None, later: Progress) -> Progress:
-    """The numbers of two stretches of epochs, one after the other, as those of one."""
+    """Combine the numbers of two consecutive stretches of epochs to those of one."""
     if earlier is None:
         return later
     phases = {
@@ -181,7 +181,7 @@ def together(earlier: Progress | None, later: Progress) -> Progress:
 
 
 def _both(earlier: InflightProgress | None, later: InflightProgress | None) -> InflightProgress | None:
-    """What waits at the end of both, and the sums of what was done."""
+    """Return the rows that wait at the end of both, and the sums of the rest."""
     if earlier is None or later is None:
         return later or (replace(earlier, rows=0, bytes=0, oldest_ms=0, new_rows=0) if earlier is not None else None)
     slower = max((earlier, later), key=lambda each: each.slowest_ms)
@@ -198,6 +198,6 @@ def _both(earlier: InflightProgress | None, later: InflightProgress | None) -> I
 
 
 def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, float]) -> Progress:
-    """The numbers with their times, and the rate that follows."""
+    """Return the numbers with their times, and the rate that follows."""
     rate = progress.input_rows / duration_ms * 1000 if duration_ms > 0 else 0.0
     return replace(progress, duration_ms=duration_ms, phases_ms=dict(phases_ms), rows_per_s=rate)

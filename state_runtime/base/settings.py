@@ -2,7 +2,7 @@
 
 Each group below is the value that the runtime works with, the schema of its section in `stillstate.yaml`, and the
 source of docs/settings.md and of the JSON schema for editors. A new setting is one field here and its test; a field
-that only Dagster reads stands in the subclass of the group in `orchestration/config/`.
+that only Dagster reads is in the subclass of the group in `orchestration/config/`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class SettingsGroup(BaseModel):
         InvalidConfiguration: a value is refused, or there is no such setting.
     """
 
-    # `hide_input_in_errors` matters: pydantic would otherwise print what was in a secret's place. `defer_build`: a task
-    # gets its settings checked, and need not build the schemas.
+    # `hide_input_in_errors` matters: pydantic would otherwise print the value in a secret's place. `defer_build`: a
+    # task gets its settings checked, and need not build the schemas.
     model_config = ConfigDict(
         strict=True,
         extra="forbid",
@@ -88,12 +88,12 @@ class SettingsGroup(BaseModel):
             ]
             raise InvalidConfiguration("\n".join(lines)) from None
 
-    # Pydantic validates what is nested without calling `__init__` then, so that an error keeps its place in the whole.
+    # Then pydantic validates nested groups without calling `__init__`, so that an error keeps its place in the whole.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def of(cls, wider: SettingsGroup) -> Self:
-        """The fields of this group out of a value that has more."""
+        """Take the fields of this group from a value that has more."""
         found = {}
         for name, field in cls.model_fields.items():
             value, groups = getattr(wider, name), groups_of(field.annotation)
@@ -106,15 +106,15 @@ class SettingsGroup(BaseModel):
 
 
 def groups_of(annotation: Any) -> list[type[SettingsGroup]]:
-    """The groups that a field may hold, itself or as values of a mapping."""
+    """Return the groups that a field may hold, itself or as values of a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, SettingsGroup):
         return [annotation]
     return [group for argument in get_args(annotation) for group in groups_of(argument)]
 
 
 def group_at(root: type[SettingsGroup], path: Iterable[str | int]) -> type[SettingsGroup]:
-    """The group that a path of keys leads to, from `root`."""
-    group, is_name = root, False  # below a mapping a key is a name, whatever it is
+    """Return the group at a path of keys, from `root`."""
+    group, is_name = root, False  # every key directly below a mapping is a name
     for key in path:
         field = None if is_name else group.model_fields.get(str(key))
         is_name = field is not None and get_origin(field.annotation) is dict
@@ -123,9 +123,9 @@ def group_at(root: type[SettingsGroup], path: Iterable[str | int]) -> type[Setti
 
 
 def refusal(detail: ErrorDetails, root: type[SettingsGroup]) -> str:
-    """Why a value below `root` is refused, in the same words for Python and for `stillstate.yaml`.
+    """Return why a value below `root` is refused, in the same words for Python and for `stillstate.yaml`.
 
-    Of values only numbers that are out of bounds are shown: anything else may be a secret.
+    Only numbers that are out of bounds are shown: any other value may be a secret.
     """
     message, kind, path = detail["msg"], detail["type"], detail["loc"]
     if kind == "extra_forbidden":
@@ -136,7 +136,7 @@ def refusal(detail: ErrorDetails, root: type[SettingsGroup]) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What is said of a key that a place does not have: the one that was meant, or all that it has."""
+    """Return the message about an unknown key: the key that was probably meant, or all known ones."""
     near = difflib.get_close_matches(key, known := sorted(known), n=1)
     return "unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
 
@@ -206,11 +206,11 @@ class UploadSettings(SettingsGroup):
     a slow line, or every large object is uploaded twice."""
 
     def attempt_s(self, size: int) -> float:
-        """How long an attempt may take before the next one begins."""
+        """Return how long an attempt may take before the next one begins."""
         return self.timeout_s + size / self.bytes_per_s
 
     def upload_s(self, size: int) -> float:
-        """How long all attempts together may take."""
+        """Return how long all attempts together may take."""
         return max(self.deadline_s, self.attempts_max * self.attempt_s(size))
 
 
@@ -265,7 +265,7 @@ class MaterializationSettings(SettingsGroup):
 
     @property
     def driver_takes_over_after_s(self) -> float:
-        """`takeover_s` where Dagster folds; 0, which is never, where the driver need not stand in for it."""
+        """`takeover_s` if Dagster folds; 0 (never) if the driver need not stand in for it."""
         return self.takeover_s if self.by == "dagster" else 0.0
 
 
@@ -308,7 +308,7 @@ class RetentionPolicy(SettingsGroup):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no rule for snapshots: then nothing is planned by it."""
+        """Whether it has no rule for snapshots: then it plans nothing."""
         return not any(getattr(self, name) for name in RetentionPolicy.model_fields.keys() - {"failed_ttl_s"})
 
     @property
@@ -327,7 +327,7 @@ class RetentionPolicy(SettingsGroup):
 
     @property
     def evicts(self) -> bool:
-        """Whether `max_age_s` or `max_count` say what goes."""
+        """Whether `max_age_s` or `max_count` select snapshots to delete."""
         return self.max_age_s is not None or self.max_count is not None
 
 
@@ -390,7 +390,7 @@ class JobSettings(SettingsGroup):
 
     @classmethod
     def _with_present_names(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Settings of groups by the names that they had when all of them stood beside each other."""
+        """Accept settings of groups by their former names, from before settings had groups."""
         present: dict[str, Any] = {name: value for name, value in given.items() if name not in _FORMER}
         for name in given.keys() & _FORMER.keys():
             group, key = _FORMER[name]
@@ -401,12 +401,12 @@ class JobSettings(SettingsGroup):
             if isinstance(before, SettingsGroup):
                 before = before.model_dump(exclude_unset=True)
             elif isinstance(before, bool):
-                before = {"enabled": before}  # `local_recovery=False`, which stays a way to say so
+                before = {"enabled": before}  # `local_recovery=False`, which stays valid
             # Anything else is refused below, with its place.
             present[group] = {**before, key: value} if isinstance(before, Mapping) else before
         return present
 
-    if not TYPE_CHECKING:  # so that a misspelt name stays an error of types
+    if not TYPE_CHECKING:  # so that a misspelt name stays a type error
 
         def __getattr__(self, name: str) -> Any:
             if name not in _FORMER:
@@ -435,7 +435,7 @@ _FORMER: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "retained_checkpoints": ("retention", "retained_checkpoints"),
     }
 )
-"""Names of version 0.1.0 before its settings had groups; they go with the version after it."""
+"""Names of version 0.1.0 before its settings had groups; the version after it removes them."""
 
 
 def _warn_of(name: str, *, stacklevel: int) -> None:

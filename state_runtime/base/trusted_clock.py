@@ -1,16 +1,16 @@
 """A wall clock whose jumps are not believed at once.
 
-A wrong clock (a bad time server, a guest that was restored, a typing error) may jump by a month and back. What follows
-from a time that was never reached cannot be taken back: state expires, timers fire, history ages. The monotonic clock
-does not jump, so it tells a step of the wall clock from time that went by.
+A wrong clock (a bad time server, a restored guest, a typing error) may jump by a month and back. The effects of a time
+that was never reached cannot be undone: state expires, timers fire, history ages. The monotonic clock does not jump, so
+it distinguishes a step of the wall clock from elapsed time.
 
-    believed ──a step of more than CLOCK_JUMP_MS──▶ in doubt: time goes on from before the step, at its usual speed
-    in doubt ──the clock is back where time is by now──▶ believed
-    in doubt ──the witness tells the time of the clock──▶ believed
+    believed ──a step of more than CLOCK_JUMP_MS──▶ in doubt: time continues from before the step, at its usual speed
+    in doubt ──the clock is back at the time reached by now──▶ believed
+    in doubt ──the witness confirms the time of the clock──▶ believed
     in doubt ──no witness, and the step has lasted CLOCK_LASTS_S──▶ believed
 
-The witness is a clock of another machine: the store's. As long as it contradicts a step, the step is not believed. A
-host that was suspended is a step too: with a witness it is believed at once.
+The witness is a clock of another machine: the store's. While it contradicts a step, the step is not believed. A host
+that was suspended makes a step too: with a witness it is believed at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASK_EVERY_S = 60.0
 
 @dataclass
 class _Doubt:
-    """Of a step that is not believed: how far it is, since when (monotonic), and when the witness was last asked."""
+    """A step that is not believed: its size, since when (monotonic), and when the witness was last asked."""
 
     step_ms: float
     since_s: float
@@ -43,10 +43,10 @@ class _Doubt:
 
 
 class TrustedClock:
-    """See above. For any thread.
+    """A clock as described above. For any thread.
 
     Args:
-        witness_ms: what another machine's clock says now; None if there is none. What it raises is logged.
+        witness_ms: returns the time of another machine's clock; None if there is none. Its exceptions are logged.
     """
 
     def __init__(self, clock: Clock, witness_ms: Callable[[], int | None]) -> None:
@@ -68,8 +68,8 @@ class TrustedClock:
         return self._clock.monotonic_s()
 
     def now_ms(self) -> int:
-        """The time that is believed. While a step is in doubt it may ask the witness, at most once a minute; other
-        threads go on meanwhile, for as long as a store takes to answer."""
+        """Return the time that is believed. While a step is in doubt, a call may ask the witness, at most once a
+        minute; meanwhile other threads continue without waiting for the store's answer."""
         with self._lock:
             believed_ms, asks = self._go_on()
         if not asks:
@@ -80,7 +80,7 @@ class TrustedClock:
             return self._go_on()[0]
 
     def _go_on(self) -> tuple[int, bool]:
-        """Believe what is to be believed by now: the time, and whether this thread is to ask the witness."""
+        """Update the believed time; return it, and whether this thread must ask the witness."""
         now_s, wall_ms = self._clock.monotonic_s(), self._clock.now_ms()
         went_on_ms = self._at_ms + (now_s - self._at_s) * 1000
         doubt = self._doubted(wall_ms - went_on_ms, now_s)
@@ -93,7 +93,7 @@ class TrustedClock:
         return int(self._at_ms), asks
 
     def _doubted(self, step_ms: float, now_s: float) -> _Doubt | None:
-        """The doubt of a step: the one there is, or another one; None if it is no step."""
+        """Return the doubt for a step: the present one or a new one; None if it is no step."""
         doubt = self._doubt
         if abs(step_ms) <= CLOCK_JUMP_MS:
             if doubt is not None:
@@ -111,7 +111,7 @@ class TrustedClock:
         return self._doubt
 
     def _is_over(self, doubt: _Doubt, now_s: float) -> bool:
-        """Whether a step is believed by now."""
+        """Return whether a step is believed by now."""
         if doubt.is_confirmed:
             _LOG.warning(
                 "the store's clock says the same: processing time follows the clock, by %.0f s", doubt.step_ms / 1000
@@ -128,7 +128,7 @@ class TrustedClock:
         return True
 
     def _hear(self, told_ms: int | None) -> None:
-        """What the witness said of the clock as it is now; None: nothing."""
+        """Record the witness's time for the clock as it is now; None: no answer."""
         if self._doubt is not None and told_ms is not None:
             self._doubt.is_contradicted = abs(told_ms - self._clock.now_ms()) > CLOCK_JUMP_MS
             self._doubt.is_confirmed = not self._doubt.is_contradicted

@@ -1,6 +1,6 @@
-"""Where the job's own code raised: its last frame, and its traceback without the frames that are not its own.
+"""The place where the job's own code raised: its last frame, and its traceback without all other frames.
 
-Spark hands the exception of a task over as text and leaves its cause out, so file and line must be in that text.
+Spark passes on the exception of a task as text and leaves its cause out, so file and line must be in that text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _FRAMES_MAX = 20
-_CHARACTERS_MAX = 8_000  # of a traceback; it travels inside the text of an error
+_CHARACTERS_MAX = 8_000  # of a traceback; it is sent inside the text of an error
 
 _RUNTIME = (__file__.rpartition("/base/")[0] + "/", "<frozen ")
 _LIBRARIES = tuple(
@@ -39,26 +39,26 @@ _SPARK = "/pyspark/"
 
 
 class UserTraceback(Exception):
-    """The traceback of an exception that was raised in another process; it stands as the cause of the typed error."""
+    """The traceback of an exception that was raised in another process; it is the cause of the typed error."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
 
 
 def raised_by_user(error: BaseException) -> str:
-    """What was raised and where, as in "KeyError: 'n' (/jobs/shop.py, line 12, in handleInputRows)"."""
+    """Return the exception and its place, as in "KeyError: 'n' (/jobs/shop.py, line 12, in handleInputRows)"."""
     text = str(error)
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + place_in_user_code(error)
 
 
 def place_in_user_code(error: BaseException) -> str:
-    """The place in brackets, to be put behind a text; empty if none of the job's own code was running."""
+    """Return the place in brackets, as a suffix of a text; empty if none of the job's own code was running."""
     frame = _last_frame(traceback.extract_tb(error.__traceback__))
     return "" if frame is None else f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
 
 
 def called_at() -> str:
-    """Where the job's own code is now, as in "/jobs/shop.py, line 12"; "" if none of it is running."""
+    """Return the current line of the job's own code, as in "/jobs/shop.py, line 12"; "" if none of it is running."""
     frame = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename
@@ -70,7 +70,7 @@ def called_at() -> str:
 
 @contextmanager
 def step_at(place: str = "") -> Iterator[None]:
-    """An `InvalidPipeline` that is raised inside says which line of the job's own code it is about.
+    """Add the line of the job's own code to an `InvalidPipeline` that is raised inside.
 
     Args:
         place: by `called_at`; "" is the line inside that raised.
@@ -85,7 +85,7 @@ def step_at(place: str = "") -> Iterator[None]:
 
 
 def described_class(kind: type) -> str:
-    """A class of the job's own code and where its first method stands, as in "Totals (/jobs/shop.py, line 12)"."""
+    """Return a class of the job's own code and its first method's place: "Totals (/jobs/shop.py, line 12)"."""
     codes = [member.__code__ for member in vars(kind).values() if hasattr(member, "__code__")]
     written = [code for code in codes if not code.co_filename.startswith("<")]  # not those that a dataclass generates
     first = min(written, key=lambda code: code.co_firstlineno, default=None)
@@ -93,7 +93,7 @@ def described_class(kind: type) -> str:
 
 
 def described_method(method: Callable[..., object]) -> str:
-    """A method of the job's own code and where it stands, as in "handleInputRows (/jobs/shop.py, line 14)"."""
+    """Return a method of the job's own code and its place, as in "handleInputRows (/jobs/shop.py, line 14)"."""
     function = inspect.unwrap(method)
     code = getattr(function, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
@@ -101,7 +101,7 @@ def described_method(method: Callable[..., object]) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an exception and of its causes, without our frames and Spark's; the last ones if it is long."""
+    """Return the traceback of an exception and its causes, only with the job's own frames; if long, its end."""
     if isinstance(error, UserTraceback):
         return str(error).strip()
     told = traceback.TracebackException.from_exception(error)
@@ -120,7 +120,7 @@ def _of_user(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSu
 
 
 def _last_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The user's last frame; of code that is installed like a library the one that was called."""
+    """Return the user's last frame; if all code is installed like a library, the frame that was called."""
     outside = _of_user(frames)
     own = [f for f in outside if not f.filename.startswith(_LIBRARIES)]
     return own[-1] if own else next(iter(outside), None)

@@ -1,11 +1,11 @@
-"""StartPosition with state: a snapshot made of DataFrames, from which a job starts.
+"""Start of a job with state: a snapshot made of DataFrames, from which a job starts.
 
     job = build(context)                                       # the pipeline, as it will run
     bootstrap(spark, "/data/state/seed", job, {("legs", "steps"): frame})
     job.run(spark, start_from=…"/data/state/seed")
 
-Each DataFrame has the columns that a read of that state shows (`DisplaySchema`): what was read from one snapshot can be
-written into another. The operators, keys, kinds and types are those of the pipeline, checked before anything is read.
+Each DataFrame has the columns that a read of that state shows (`DisplaySchema`): rows that were read from one snapshot
+can be written into another. Operators, keys, kinds and types are the pipeline's, checked before anything is read.
 
 Rows are shuffled by key hash; tasks sort and write the tables, the driver the manifest. Atomic: see `SnapshotBuilder`.
 """
@@ -61,14 +61,13 @@ def bootstrap(
 
     Args:
         place: a folder without snapshots: a job's own root, or one that jobs are started from.
-        job: its pipeline says what the states are. Nothing of it is run, and its own store is not touched (unless
-            `place` is in it).
-        frames: by operator uid and state name; `$timers` are a processor's timers. States that are not named are empty.
+        job: its pipeline declares the states. The job does not run, and its own store is not touched (unless `place` is
+            in it).
+        frames: by operator uid and state name; `$timers` are a processor's timers. States without a frame are empty.
         storage_options: for the store of `place`.
-        time: the clocks of the snapshot, as a manifest has them. With a batch time, rows that expired by then are not
-            there; without one the job's clocks begin as those of a new job.
-        bits: the tables of a state are 2^bits, which is also how many tasks write them; by default as many as the
-            session has cores.
+        time: the clocks of the snapshot, as a manifest has them. With a batch time, rows that expired by then are left
+            out; without one the job's clocks begin as those of a new job.
+        bits: each state has 2^bits tables, and as many tasks write them; by default as many as the session has cores.
         on_progress: called with (states written, states).
 
     Raises:
@@ -119,13 +118,13 @@ def _bits(spark: SparkSession) -> int:
 def write_frame(frame: DataFrame, layout: RowLayout, work: WriteCells) -> WrittenTables:
     """Write a state's tables in tasks, one cell in each."""
     by_own = {own: name for name, (role, own) in layout.shown.roles().items() if role == "key"}
-    # Hashed as what the state stores: equal keys of other types have other hashes.
+    # Keys are hashed in the state's types: equal keys of other types have other hashes.
     keys = [f"CAST({quoted(by_own[c.name])} AS {c.type_text})" for c in layout.versions.keys]
     hashed = frame.selectExpr("*", f"{key_hash_sql(keys)} AS {_HASH}")
     cell = top_bits_sql(_HASH, work.bits) if work.bits else "0L"
-    # Of no more bits than an int has.
+    # The number has at most as many bits as an int.
     placed = hashed.selectExpr("*", f"CAST({cell} AS INT) AS {_CELL}").repartitionById(1 << work.bits, col(_CELL))
-    # `mapInArrow` takes a dot in a name for a field of a struct: the columns travel by place.
+    # `mapInArrow` takes a dot in a name for a field of a struct: the columns are matched by position.
     work = replace(work, columns=tuple(placed.columns))
     numbered = placed.toDF(*(f"c{number}" for number in range(len(placed.columns))))
     try:
@@ -140,8 +139,8 @@ def write_frame(frame: DataFrame, layout: RowLayout, work: WriteCells) -> Writte
 
 @dataclass(frozen=True)
 class WriteCells:
-    """What a task does: sort its rows, write its tables, say which. An attempt that dies leaves files that nothing
-    names."""
+    """A task's work: sort its rows, write its tables, return their names. A failed attempt leaves files that no
+    manifest names."""
 
     url: str
     storage_options: dict[str, Any]

@@ -1,10 +1,10 @@
-"""A stopped native query becomes the first snapshot of a job: its state through Spark's own state reader, its clocks
-and source position.
+"""Import of a stopped native query as the first snapshot of a job: its state through Spark's own state reader, its
+clocks and its source position.
 
-Order of work, and what a crash leaves: where the query stands is read and checked; `building.json`; `job.json`;
-tables, one state after the other; the logs of seen files; a second look at the query; then the manifest,
-create-if-absent. Until then there is no snapshot, no run begins in the root, and the import can be repeated; it
-writes tables under new names. The checkpoint is only read."""
+Order of work, and the files that a crash leaves: the query's position is read and checked; `building.json`; `job.json`;
+tables, one state after the other; the logs of seen files; a second check of the query; then the manifest,
+create-if-absent. Until then there is no snapshot, no run starts in the root, and the import can be repeated; it writes
+tables under new names. The checkpoint is only read."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _READER_CONF = {"fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem", "fs.file
 
 @dataclass(frozen=True)
 class ImportResult:
-    """An import that is done.
+    """The result of an import.
 
     Attributes:
-        query_id, batch_id: what was imported, as of which batch.
+        query_id, batch_id: the imported query, and the batch as of which it was imported.
         operators: uids by Spark's operator ids.
     """
 
@@ -79,10 +79,10 @@ def import_checkpoint(
     """Import the checkpoint of a native `transformWithState` query, whose classes the job has.
 
     Args:
-        checkpoint: the query's checkpointLocation; a path or URL that both Spark and our store can open.
+        checkpoint: the query's checkpointLocation; a path or URL that both Spark and Stillstate's store can open.
         job: reads the same source with the same watermark, and has the same processors with the same modes.
         target_url: an empty folder: the root of the job, or a place that it is started from.
-        operators: the job's uids by Spark's operator ids, where they do not follow from the states' names.
+        operators: the job's uids by Spark's operator ids, if they do not follow from the states' names.
         on_progress: called with (state, done, total).
 
     Raises:
@@ -152,7 +152,7 @@ def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) ->
 
 
 def _check_sources(opened: OpenedSource, native: NativeCheckpoint, where: str) -> None:
-    """Spark matches sources by their place, and fails late if there are more or fewer."""
+    """Check the number of sources: Spark matches them by position, and fails late if there are more or fewer."""
     streams = len(stream_sources(opened.frame))
     if streams and streams != native.sources:
         raise InvalidConfiguration(
@@ -203,8 +203,8 @@ def _builder(
 
 @contextmanager
 def _state_reader_conf(spark: SparkSession) -> Iterator[None]:
-    """Spark's state store needs the checksum file system, which `build_session` replaces; for as long as state is
-    read."""
+    """Use the checksum file system while state is read: Spark's state store needs it, and `build_session` replaces
+    it."""
     before = {name: spark.conf.get(name, None) for name in _READER_CONF}
     for name, value in _READER_CONF.items():
         spark.conf.set(name, value)
@@ -229,7 +229,7 @@ def _rows(
     own: StatefulProcessorOperator,
     layout: RowLayout,
 ) -> DataFrame:
-    """A state in the columns that people see.
+    """Return a state in the columns that people see.
 
     Raises:
         InvalidConfiguration: it has other columns than the job's. InvalidData: Spark cannot read it.
@@ -241,7 +241,7 @@ def _rows(
         options["readRegisteredTimers"] = "true"
     else:
         options["stateVarName"] = name
-        # A list must come as one: only its own order is the order of its elements.
+        # A list must not be flattened: only the list itself has the order of its elements.
         options["flattenCollectionTypes"] = "false" if state.kind == "list" else "true"
     try:
         frame = spark.read.format("statestore").options(**options).load(checkpoint)
@@ -261,7 +261,7 @@ def _rows(
     if state.kind == "map":
         columns += _selected(frame, "user_map_key", own.entry_ddl[name], "entry", names, f"{where}: its map key")
     if state.has_ttl:
-        # What has run out is not removed by Spark before the end of a later batch.
+        # Spark removes expired rows only at the end of a later batch.
         frame = frame.where(f"{value}.ttlExpirationMs IS NULL OR {value}.ttlExpirationMs > {native.batch_time_ms}")
         columns.append(f"{value}.ttlExpirationMs AS {quoted(names['time', 'expires'])}")
         value = f"{value}.value"
@@ -272,7 +272,7 @@ def _rows(
 def _selected(
     frame: DataFrame, path: str, declared: str, role: str, names: Mapping[tuple[Any, str], str], where: str
 ) -> list[str]:
-    """The fields of a struct as columns, if they are those that the job declares; by their places."""
+    """Return the fields of a struct as columns, if they are those that the job declares; by their positions."""
     struct = frame.selectExpr(f"{path} AS whole").schema["whole"].dataType
     fields = struct.fields if isinstance(struct, T.StructType) else []
     wanted = [(column.name, column.type_text.lower()) for column in parse_ddl(declared)]
@@ -306,7 +306,7 @@ def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenT
 
 
 def _source_logs(builder: SnapshotBuilder, native: NativeCheckpoint) -> list[FileEntry]:
-    """The logs of seen files as a fold writes them."""
+    """Write the logs of seen files as a fold writes them."""
     written = []
     for source, lines in native.seen_files.items():
         for number, body in enumerate(joined_texts(lines)):

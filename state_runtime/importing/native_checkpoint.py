@@ -1,12 +1,12 @@
-"""The checkpoint directory of a native Spark query: where it stands, and whether it can be taken over; no Spark in
-here.
+"""The checkpoint directory of a native Spark query: its position, and whether it can be imported; this module needs no
+Spark.
 
     metadata        the query's id
     offsets/<n>     batch n was planned: clocks, settings, and one line per source
     commits/<n>     batch n is done, and the watermark of the next one
     sources/<i>/    per file source the log of files that it has seen; small files of other sources
 
-They are read only. Spark has no lock that says whether a query runs, so they are looked at again at the end
+They are only read. Spark has no lock that says whether a query runs, so they are checked again at the end
 (`check_unmoved`).
 """
 
@@ -43,14 +43,14 @@ _ENTRY_BYTES_MAX = 16 * SMALL_JSON_BYTES_MAX  # a line of Kafka offsets has abou
 
 @dataclass(frozen=True)
 class NativeCheckpoint:
-    """Where a stopped query stands.
+    """The position of a stopped query.
 
     Attributes:
         query_id: Spark's own, which runs here keep.
         batch_id: newest committed batch.
         batch_time_ms, watermark_ms: the clocks of that batch.
         next_watermark_ms: of the batch after it; 0 if no event time was seen.
-        sources: how many the query reads.
+        sources: number of sources of the query.
         seen_files: per file source the lines of its log, oldest first.
     """
 
@@ -64,10 +64,10 @@ class NativeCheckpoint:
     seen_files: Mapping[int, tuple[str, ...]]
 
     def time(self, delays_ms: Mapping[str, int]) -> TimeEntry:
-        """The clocks of the snapshot: those of a job that had run the same batches.
+        """Return the clocks of the snapshot: those of a job that had run the same batches.
 
-        Spark keeps no highest event time, only the watermark that follows from it; with several columns each gets that
-        of the slowest (or, by the policy, fastest) one, as after a restart of Spark's own query.
+        Spark does not keep the highest event time, only the watermark that follows from it; with several columns each
+        gets that of the slowest (or, by the policy, fastest) one, as after a restart of Spark's own query.
 
         Args:
             delays_ms: the job's columns with event time, and how late their rows may be.
@@ -77,12 +77,11 @@ class NativeCheckpoint:
 
 
 def read_checkpoint(root: Store) -> NativeCheckpoint:
-    """Read where a query stands, and refuse what cannot be taken over.
+    """Read the position of a query, and refuse a checkpoint that cannot be imported.
 
     Raises:
         MissingSnapshot: no batch was ever committed here; or it is no checkpoint at all.
-        InvalidData: a batch is under way, the state is not kept in RocksDB, or the logs have a version that is not
-            known.
+        InvalidData: a batch is under way, the state is not kept in RocksDB, or the logs have an unknown version.
         CorruptData: a log entry is missing or cannot be read.
     """
     where = root.url
@@ -113,7 +112,7 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
         metadata=metadata,
         offsets=offsets,
         previous_offsets=previous,
-        # As a run here writes it: without the names of state files, which are not taken over.
+        # As a run here writes it: without the names of state files, which are not imported.
         commit=f'{_VERSION}\n{{"nextBatchWatermarkMs":{watermark_ms}}}',
         logs=tuple(sorted(seen)),
         files=_small_files(root, len(sources), seen),
@@ -131,7 +130,7 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
 
 
 def check_unmoved(root: Store, found: NativeCheckpoint) -> None:
-    """Look whether the query has gone on since.
+    """Check that the query has not continued since.
 
     Raises:
         InvalidData: it has.
@@ -170,7 +169,7 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 
 def _offsets(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
-    """The header of an entry of the offset log, and its lines, one per source."""
+    """Return the header of an entry of the offset log, and its lines, one per source."""
     version, _, rest = text.partition("\n")
     if version != _VERSION:
         raise InvalidData(
@@ -207,7 +206,7 @@ def _commit(root: Store, batch_id: int) -> int:
 
 
 def _seen_files(root: Store, sources: list[str]) -> dict[int, tuple[str, ...]]:
-    """Per file source, the lines of its log up to its offset; other sources have none."""
+    """Return per file source the lines of its log up to its offset; other sources have none."""
     found: dict[int, tuple[str, ...]] = {}
     for index, line in enumerate(sources):
         names = root.list_names(f"sources/{index}")
@@ -215,13 +214,13 @@ def _seen_files(root: Store, sources: list[str]) -> dict[int, tuple[str, ...]]:
             continue
         offset = _log_offset(line, f"{root.url}: the offset of source {index}")
         if offset is None:
-            continue  # a source of another kind, which keeps something of its own there
+            continue  # a source of another kind, which keeps its own files there
         found[index] = tuple(_log_lines(root, index, names, offset))
     return found
 
 
 def _log_offset(line: str, where: str) -> int | None:
-    """The newest entry that a file source has read, -1 if it has read none; None for a source of another kind."""
+    """Return the newest entry that a file source has read, -1 if none; None for a source of another kind."""
     if line == "-":
         return -1
     try:
@@ -231,13 +230,13 @@ def _log_offset(line: str, where: str) -> int | None:
 
 
 def _small_files(root: Store, sources: int, seen: Mapping[int, Any]) -> tuple[SourceFile, ...]:
-    """What sources of other kinds keep: a rate source its time of creation, Kafka its first offsets."""
+    """Return the files of sources of other kinds: a rate source's time of creation, Kafka's first offsets."""
     found: list[SourceFile] = []
     size = 0
     others = [index for index in range(sources) if index not in seen]
     for listed in (o for index in others for o in islice(root.list_objects(f"sources/{index}"), SOURCE_FILES_MAX + 1)):
         if listed.path.rpartition("/")[2].startswith("."):
-            continue  # a checksum, or a write that was not finished
+            continue  # a checksum, or an unfinished write
         body = root.read(listed.path, SOURCE_FILES_BYTES_MAX)
         size += len(body)
         path = check_relative_path(listed.path.removeprefix("sources/"))
@@ -251,7 +250,7 @@ def _small_files(root: Store, sources: int, seen: Mapping[int, Any]) -> tuple[So
 
 
 def _log_lines(root: Store, source: int, names: list[str], last: int) -> list[str]:
-    """The log of one source: the newest compacted file, then the entries after it."""
+    """Return the log of one source: the newest compacted file, then the entries after it."""
     compacted = max((int(m[1]) for n in names if (m := _COMPACT.match(n)) and int(m[1]) <= last), default=-1)
     lines = _entry(root, source, f"{compacted}.compact") if compacted >= 0 else []
     for entry in range(compacted + 1, last + 1):

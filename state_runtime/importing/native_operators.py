@@ -1,4 +1,4 @@
-"""Spark's description of a native query's stateful operators, and which operator of a job each of them is; pure."""
+"""Spark's description of a native query's stateful operators, and their matches among a job's operators; pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NativeOperator", "NativeState", "match_operators", "parse_operators"
 _KINDS: Mapping[str, Literal["value", "list", "map"]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _TIME_MODES = {"eventtime": "event", "processingtime": "processing", "none": "none", "notime": "none"}
 _NAME = "transformWithState"
-# What a user wrote, by Spark's name of the operator that came of it.
+# The user's code, by Spark's name of the operator that was made of it.
 _WRITTEN = {
     "stateStoreSave": "an aggregation such as groupBy().count()",
     "sessionWindowStateStoreSaveExec": "a groupBy(session_window(…)) with aggregates",
@@ -54,7 +54,7 @@ class NativeOperator:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What an operator of a job must have in common with it."""
+        """The properties that an operator of a job must share with it."""
         return (
             self.time_mode,
             self.output_mode,
@@ -63,7 +63,7 @@ class NativeOperator:
 
 
 def parse_operators(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[NativeOperator, ...]:
-    """Rows of Spark's `state-metadata` source.
+    """Parse rows of Spark's `state-metadata` source.
 
     Raises:
         InvalidData: an operator cannot be imported, or the query has no stateful operator at all.
@@ -108,7 +108,7 @@ def _operator(number: int, row: Mapping[str, Any], where: str) -> NativeOperator
 def match_operators(
     native: Sequence[NativeOperator], own: Sequence[object], chosen: Mapping[int, str] | None = None
 ) -> list[tuple[NativeOperator, StatefulProcessorOperator]]:
-    """Which operator of the job each native one becomes: by what was said, else the only one that has the same states.
+    """Return the job's operator for each native one: the chosen one, else the only one that has the same states.
 
     Args:
         own: the job's operators, in order.

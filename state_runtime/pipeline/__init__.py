@@ -1,1 +1,1 @@
-"""What a user writes and what is made of it: plan, steps, compilation, sources, sinks, watermark, compatibility."""
+"""A user's pipeline and what it is compiled to: plan, steps, compilation, sources, sinks, watermark, compatibility."""

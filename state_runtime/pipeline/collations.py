@@ -1,6 +1,6 @@
-"""Collations: text that Spark compares otherwise than by its bytes; pure.
+"""Refusal of collations: text that Spark does not compare by its bytes; pure.
 
-State is found, grouped and ordered by bytes, and the hash of a key with a collation is one that only Spark knows. So
+State is found, grouped and ordered by bytes, and only Spark can compute the hash of a key with a collation. So
 operators take no such text, as Spark's own streaming takes none as a key.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["refuse_collations"]
 
 
 def refuse_collations(schema: T.StructType, what: str) -> None:
-    """Refuse columns with a collation, inside of other types too.
+    """Refuse columns with a collation, also inside other types.
 
     Args:
         what: whose columns they are, for the message.
@@ -34,7 +34,7 @@ def refuse_collations(schema: T.StructType, what: str) -> None:
 
 
 def _collation(data_type: T.DataType) -> str:
-    """The first collation within a type that does not compare bytes; empty if there is none."""
+    """Return the first collation inside a type that does not compare bytes; "" if it has none."""
     if isinstance(data_type, T.StructType):
         return next(filter(None, (_collation(f.dataType) for f in data_type.fields)), "")
     if isinstance(data_type, T.ArrayType):

@@ -1,9 +1,9 @@
-"""Which columns a pipeline reads, so that no others are scanned, shuffled or handed to Python.
+"""The columns that a pipeline reads; no others are scanned, shuffled or handed to Python.
 
-An operator says what it reads (`columns_read`). Before the first one stand the user's transforms; what these read for
-it is asked of Spark's own optimizer (`spark/needed_columns.py`), and the rest of the source's columns become typed
-nulls in the streaming frame (`without_unread`): every name stays, so that a transform finds its input as it was
-written, and Spark's scan leaves out what is not read. See docs/design/0028-columns-read.md.
+An operator names the columns that it reads (`columns_read`). User transforms may precede the first operator; Spark's
+own optimizer says which columns they need for it (`spark/needed_columns.py`). The rest of the source's columns become
+typed nulls in the streaming frame (`without_unread`): every name stays, so a transform finds its input as it was
+written, and Spark's scan leaves out the unread columns. See docs/design/0028-columns-read.md.
 """
 
 from __future__ import annotations
@@ -41,47 +41,47 @@ CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
 
 
 class SourceReads:
-    """Which of the source's columns are read: followed through the transforms up to the first stage of each branch."""
+    """The columns of the source that are read, followed through the transforms up to the first stage of each branch."""
 
     def __init__(self, spark: SparkSession, schema: T.StructType) -> None:
         self._spark = spark
         self._given = spark.createDataFrame([], schema)
-        # By node: the source without rows, through the transforms so far. Not of nodes that are beyond a stage.
+        # By node: the source without rows, through the transforms so far. Nodes behind a stage are not in it.
         self._frames: dict[int, DataFrame] = {}
         self._columns: frozenset[str] | None = None  # until a stage reads something
         self._is_all = False
 
     @property
     def columns(self) -> frozenset[str] | None:
-        """What is read; None for all."""
+        """The columns that are read; None for all."""
         return None if self._is_all else self._columns
 
     def source(self, node: int) -> None:
-        """A node gives the source's rows."""
+        """Record that a node has the rows of the source."""
         self._frames[node] = self._given
 
     def frame_of(self, node: int, schema: T.StructType) -> DataFrame:
-        """A frame without rows for a transform of a node's rows, which have this schema."""
+        """Return a frame without rows, of a node's schema, for the transform that reads the node."""
         return self._frames.get(node) or self._spark.createDataFrame([], schema)
 
     def through(self, node: int, inputs: Sequence[int], made: DataFrame, *, looked: bool) -> None:
-        """A transform has made the rows of a node, of what `frame_of` gave for its inputs.
+        """Record the frame of a node that a stateless step made of `frame_of` of its inputs.
 
         Args:
-            looked: it ran a job to do so, which may read any column.
+            looked: the transform ran a Spark job, which may read any column.
         """
         given = [self._frames[n] for n in inputs if n in self._frames]
         if looked and given:
             self._is_all = True
         elif len(inputs) > 1:
-            # A union: of each input all is read.
+            # A union reads all columns of each input.
             for frame in given:
                 self._needs(frame, tuple(map(quoted, frame.columns)))
         elif given:
             self._frames[node] = made
 
     def by(self, node: int, wanted: tuple[str, ...] = ()) -> None:
-        """A stage reads these columns of a node's rows, as SQL; all, if empty: then others can read no more of it."""
+        """Record that a stage reads these columns of a node, as SQL; all, if empty: then no other reader adds any."""
         frame = self._frames.get(node) if wanted else self._frames.pop(node, None)
         if frame is not None:
             self._needs(frame, wanted or tuple(map(quoted, frame.columns)))
@@ -93,7 +93,7 @@ class SourceReads:
 
 
 def columns_read(operator: Operator) -> tuple[str, ...]:
-    """The input columns that an operator reads, its keys among them; empty where it reads all, as user code may."""
+    """Return the input columns that an operator reads, keys included; empty if it reads all, as user code may."""
     if isinstance(operator, AggregateOperator):
         return _distinct(*operator.key_columns, *operator.plan.columns)
     if isinstance(operator, WindowOperator | SessionOperator):
@@ -104,10 +104,10 @@ def columns_read(operator: Operator) -> tuple[str, ...]:
 
 
 def deciding_columns(operator: Operator) -> tuple[str, ...]:
-    """Input columns that say whether, when and for whom a row counts: a row without one is passed over, is never late,
-    or counts for another key, and nothing says so.
+    """Return the input columns that decide whether, when and for which key a row counts. A row without one would
+    silently be skipped, never be late, or count for another key.
 
-    (The event times of both sides of a join, and the one of `deduplicate`, cannot change while there is state.)
+    (The event times of both sides of a join, and that of `deduplicate`, cannot change while there is state.)
     """
     found = list(operator.key_columns)
     if isinstance(operator, AggregateOperator | WindowOperator | SessionOperator):
@@ -128,14 +128,14 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
 
 
 def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str) -> DataFrame:
-    """A streaming frame with the same columns, of which those that nothing reads are null, and no scan looks for them.
+    """Return a streaming frame with the same columns, of which unread ones are null and not scanned.
 
     A column with event time is always read: the watermark is observed on it. A column that cannot be null stays too:
-    Spark has taken conditions on it for granted. And where the column with malformed records is wanted everything is
-    read: what is malformed depends on what is parsed.
+    Spark relies on that. If the column with malformed records is read, all columns are read: which records are
+    malformed depends on the columns that are parsed.
 
     Args:
-        read: by `spark/needed_columns.py`.
+        read: the columns that are read, by `spark/needed_columns.py`.
         corrupt_column: Spark's name of the column with malformed records.
     """
     if corrupt_column in read:

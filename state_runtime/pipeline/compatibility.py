@@ -1,14 +1,14 @@
-"""Whether a pipeline fits the state that is stored, and what a manifest says of its states from then on; pure.
+"""Check of a pipeline against the stored state, and the state descriptions for the next manifests; pure.
 
-What may change between two runs, without anything being rewritten:
+These changes are allowed between two runs, and nothing is rewritten for them:
 
 - value columns: added (old rows have null, or the column's default), dropped, reordered, widened (integers, float to
-  double, more digits of a decimal, what is nested likewise); renaming is dropping and adding;
-- TTL of a state switched on (stored rows never expire) or off (what had expired by then stays gone);
-- operators and states added; removed only if that is said: `allow_dropped_state`, or `deleteIfExists` of the processor.
+  double, more digits of a decimal; nested types likewise); a renamed column is a dropped and an added one;
+- TTL of a state switched on (stored rows never expire) or off (rows that had expired by then stay gone);
+- operators and states added; removed only on request: `allow_dropped_state`, or `deleteIfExists` of the processor.
 
-Everything else is refused before a row is processed. Old rows stay as they are and are brought to the newest columns
-when they are read (`changelog/versions.py`), so a restart with changed states costs no more than one without.
+Every other change is refused before a row is processed. Old rows stay as they are and are converted to the newest
+columns when they are read (`changelog/versions.py`), so a restart with changed states costs no more than one without.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _NEW_UID = "Give the changed operator a new uid, with which it starts empty"
 
 
 def refuse_drained(before: Manifest | None, where: str, *, allow_drained: bool) -> None:
-    """Turn a start away from a snapshot whose job was told that its input had ended, unless it is asked for.
+    """Refuse a start from a drained snapshot, unless `allow_drained` is set.
 
-    Its windows have closed early and their output is out; what comes after would open them once more, and output them
-    twice.
+    When the job was drained, its windows closed early and their output was published. Later rows would open those
+    windows again and output them twice.
 
     Args:
         where: the job or the place, for the message.
 
     Raises:
-        InvalidConfiguration: nothing was written.
+        InvalidConfiguration: the snapshot was drained. Nothing was written.
     """
     if before is not None and before.drained and not allow_drained:
         raise InvalidConfiguration(
@@ -68,25 +68,25 @@ def reconcile(
     snapshot_id: int,
     allow_dropped_state: bool = False,
 ) -> tuple[OperatorEntry, ...]:
-    """Check a pipeline's operators against a snapshot and describe their states for the manifests to come.
+    """Check a pipeline's operators against a snapshot and return their entries for the next manifests.
 
     Args:
-        before: the snapshot that the run goes on from; None if the job has none.
+        before: the snapshot that the run continues from; None if the job has no snapshot.
         operators: as the pipeline declares them.
-        dropped_by_processor: per uid the states that its processor deletes (`deleteIfExists`). One that it also
-            declares starts empty.
-        snapshot_id: exactly the first snapshot that may hold rows of the run; everything older is read as it was then.
-            With the run's fencing snapshot as `before` it is the next one. (A check before the fencing may pass any
-            newer id.)
-        allow_dropped_state: whether operators and states that the pipeline no longer has are given up.
+        dropped_by_processor: per uid the states that its processor deletes (`deleteIfExists`). A state that the
+            processor also declares starts empty.
+        snapshot_id: exactly the first snapshot that may hold rows of the run; older snapshots are read as they were
+            written. With the run's fencing snapshot as `before` it is the next id. (A check before the fencing may
+            pass any newer id.)
+        allow_dropped_state: whether operators and states that the pipeline no longer has are dropped.
 
     Returns:
-        Entries in the order of `operators`. Readers of `before` need them too, instead of those in `before`: they know
-        both what is stored and what it is read as.
+        Entries in the order of `operators`. Readers of `before` also use these instead of the entries in `before`:
+        they describe both the stored columns and the columns that they are read as.
 
     Raises:
         InvalidPipeline: the stored state does not fit; the message names operator, state and column, old and new, and
-            what to do. Nothing was changed. CorruptManifest: the snapshot's own description cannot be read.
+            the remedy. Nothing was changed. CorruptManifest: the snapshot's own description cannot be read.
     """
     if before is None:
         return tuple(operators)
@@ -110,10 +110,10 @@ def reconcile(
 
 
 def usable_versions(before: Manifest, operators: Sequence[OperatorEntry]) -> dict[str, str]:
-    """The local versions of `before` that still serve: of operators whose states are stored as they were.
+    """Return the local versions of `before` that can still be used: of operators whose stored layout is unchanged.
 
     Args:
-        operators: what `reconcile` returned.
+        operators: the result of `reconcile`.
     """
     stored = {operator.uid: operator for operator in before.operators}
     return {
@@ -128,7 +128,7 @@ def _layout(operator: OperatorEntry) -> object:
 
 
 class _Step:
-    """From one description of an operator to the next."""
+    """The change from one description of an operator to the next."""
 
     def __init__(self, before: Manifest, uid: str, snapshot_id: int, deleted: frozenset[str]) -> None:
         self._before = before
@@ -139,7 +139,7 @@ class _Step:
         stored = [s.snapshot_id for s in before.segments]
         stored += [layer.newest_in(table) for layer in before.layers for table in layer.tables]
         stored += [before.shards.oldest_snapshot_id] if before.shards is not None else []
-        # What ended before the oldest thing that is stored has nothing left to describe.
+        # A column or state that was dropped before the oldest stored object needs no description.
         self._oldest = min(stored, default=snapshot_id)
 
     def operator(self, old: OperatorEntry, new: OperatorEntry, *, allow_dropped_state: bool) -> OperatorEntry:
@@ -154,8 +154,8 @@ class _Step:
                 f"{where}: its keys are ({new.key_schema}) now, and ({old.key_schema}) in {self._snapshot}; state "
                 f"cannot be found under other keys. {_NEW_UID}"
             )
-        # Format 1 did not write modes down; latest_by has none where it is by one descending column, an aggregate in
-        # update mode, then as now.
+        # Format 1 did not store modes. In format 1, as now, latest_by has no mode where it is by one descending column,
+        # and an aggregate has none in update mode.
         if old.modes not in (new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)) and (
             old.modes or new.kind in ("latest-by", "aggregate")
         ):
@@ -177,7 +177,7 @@ class _Step:
                     f"{where}, state {state.name!r}: {self._snapshot} holds it, and the operator no longer has it. Put "
                     "it back; or delete it with deleteIfExists in the processor's init(), or with allow_dropped_state"
                 )
-        # A state that starts anew under its name says so itself, by `since`.
+        # The `since` of a state that starts again under its old name already says so.
         dropped = dict(old.dropped) | {s.name: self._snapshot_id for s in old.states if s.name not in names}
         dropped = {name: at for name, at in dropped.items() if at > self._oldest and name not in names}
         return replace(
@@ -248,5 +248,5 @@ class _Step:
             ) from error
 
     def _shape(self, schema: str) -> list[tuple[str, str]]:
-        """What must not change of key columns: Spark's spelling of a DDL may."""
+        """Return the part of key columns that must not change. Spark's spelling of a DDL may change."""
         return [(column.name, column.type_text.lower()) for column in self._columns(schema)]

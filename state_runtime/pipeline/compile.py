@@ -1,4 +1,4 @@
-"""From the graph that a user wrote to the stages of an epoch, checked on the source's schema before the stream
+"""Compilation of the user's graph to the stages of an epoch, checked on the source's schema before the stream
 starts."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
     "runtime_columns",
 ]
 
-# Functions to which a row that comes again counts again; the others take the last word, or do not mind.
+# Functions that count a repeated row again; the others take the last row, or are not affected.
 _COUNTS_EACH_ROW: Final = frozenset(
     {"count", "sum", "avg", "variance", "variance_pop", "stddev", "stddev_pop", "collect", "top_n", "bottom_n"}
 )
@@ -64,7 +64,7 @@ class TransformStep:
     """The code of a segment: stateless Spark code.
 
     Attributes:
-        every_epoch: it may give another plan in each epoch.
+        every_epoch: its plan may differ in each epoch.
     """
 
     function: Callable[[DataFrame], DataFrame]
@@ -72,13 +72,13 @@ class TransformStep:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The step, for messages."""
         return f"transform({getattr(self.function, '__name__', 'function')})"
 
 
 @dataclass(frozen=True)
 class UnionStep:
-    """The code of a segment that has the rows of several streams, column by column or by name."""
+    """The code of a segment that unites the rows of several streams, by the order or by the names of their columns."""
 
     by_name: bool = False
     allow_missing_columns: bool = False
@@ -86,7 +86,7 @@ class UnionStep:
     where: ClassVar[str] = "union()"
 
     def function(self, first: DataFrame, *others: DataFrame) -> DataFrame:
-        """All rows; no order between those of different streams."""
+        """Unite the frames. Rows of different frames have no order."""
         for other in others:
             if self.by_name:
                 first = first.unionByName(other, allowMissingColumns=self.allow_missing_columns)
@@ -97,16 +97,16 @@ class UnionStep:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one `mapInArrow` of an epoch runs: an operator and the sinks on its output, or sinks alone.
+    """The content of one `mapInArrow` of an epoch: an operator and the sinks on its output, or sinks alone.
 
     Attributes:
-        output: Spark schema of what it emits.
+        output: Spark schema of the rows that it emits.
         emit: whether a later node reads it.
         initial: rows that the operator's state begins with, in its first epoch.
-        input: the columns that it is given: those that its operator reads, or all of a stage of sinks.
+        input: the columns that it gets: those that its operator reads, or all in a stage of sinks.
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
-        node: index in the graph of its operator, or of what its sinks hang on.
+        node: index in the graph of its operator, or of the node that its sinks read.
     """
 
     operator: Operator | None
@@ -121,26 +121,26 @@ class Stage:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of `input`."""
+        """Return the names of `input`."""
         return tuple(self.input.names)
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """SQL for `input`."""
+        """Return SQL for `input`."""
         return self.reads or tuple(map(quoted, self.columns))
 
 
 @dataclass(frozen=True)
 class CompiledPipeline:
-    """A graph and the stages that it is run in, in its order.
+    """A graph and its stages, in the graph's order.
 
     Attributes:
         layouts: of the sinks whose output readers take for a table.
         watermarks: the source's columns with event time.
-        dropped: per operator uid the states that its processor gave up (`deleteIfExists`).
-        source_reads: the columns of the source that something reads; None for all.
-        hands_only_its_own: whether no row is handed to Python but those that operators and sinks are given; not if the
-            source, a transform, an initial state or a sink may have code of its own in Python.
+        dropped: per operator uid the states that its processor deletes (`deleteIfExists`).
+        source_reads: the columns of the source that are read; None for all.
+        hands_only_its_own: whether the only rows handed to Python are those for operators and sinks; False if the
+            source, a transform, an initial state or a sink may run its own Python code.
     """
 
     stages: tuple[Stage, ...]
@@ -154,12 +154,12 @@ class CompiledPipeline:
 
     @property
     def plans_stay(self) -> bool:
-        """Whether the plan of one epoch does for another."""
+        """Return whether the plan of one epoch can be used for another."""
         return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
 
     @property
     def first_stages(self) -> frozenset[int]:
-        """Numbers of the stages that get rows which no other stage has seen."""
+        """Numbers of the stages that read rows which no other stage has read."""
         numbers = {stage.node: number for number, stage in enumerate(self.stages)}
         new: set[int] = set()  # nodes whose rows no stage has seen
         found: set[int] = set()
@@ -178,7 +178,7 @@ class CompiledPipeline:
 
     @property
     def operator_reads(self) -> dict[str, OperatorReads]:
-        """By uid what each operator takes."""
+        """Return by uid the input that each operator takes."""
         return {
             s.operator.uid: OperatorReads(
                 arrow_schema(s.input), functions_of(s.operator.entry()), deciding_columns(s.operator)
@@ -196,7 +196,7 @@ def compile_pipeline(
     No row is read. User transforms are called once, with an empty frame of the right schema.
 
     Args:
-        graph: of a `JobPlan`, which has refused what is not run.
+        graph: of a `JobPlan`, which has refused unsupported graphs.
 
     Raises:
         InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
@@ -204,7 +204,7 @@ def compile_pipeline(
     compiling = _Compiling(spark, source, graph, settings)
     for index, node in enumerate(graph.nodes):
         if isinstance(node, SinkNode):
-            continue  # with the node that it hangs on
+            continue  # compiled with the node that it reads
         with step_at(node.at):
             if isinstance(node, SegmentNode):
                 compiling.segment(index, node)
@@ -217,7 +217,7 @@ def compile_pipeline(
 
 
 class _Compiling:
-    """A graph whose nodes are compiled one after the other, each with the sinks that hang on it."""
+    """A graph whose nodes are compiled one after the other, each with the sinks that read it."""
 
     def __init__(self, spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings) -> None:
         self._spark = spark
@@ -244,7 +244,7 @@ class _Compiling:
         before = [edge.node for edge in node.inputs]
         has_looked = job_watch(self._spark)
         made = _transformed([self._reads.frame_of(n, self._schemas[n]) for n in before], node.code)
-        # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
+        # A transform may run Spark jobs (`count`, `first`, a write): then its plan does not show all that it reads.
         self._reads.through(index, before, made, looked=has_looked())
         self._has_other_python |= has_python(made)
         _check_names(made.schema, f"step {type(node.code).__name__}")
@@ -273,7 +273,7 @@ class _Compiling:
         _check_names(self._schemas[index], f"step {type(step).__name__}")
 
     def sinks(self, index: int) -> None:
-        """Those on a node that has been compiled."""
+        """Compile the sinks on a node that has been compiled."""
         schema, sinks = self._schemas[index], self._graph.sinks(index)
         for node in sinks:
             with step_at(node.at):
@@ -294,7 +294,7 @@ class _Compiling:
         if not self._stages:
             last = max(self._schemas)
             self._reads.by(last)
-            self._stage(last, None, self._schemas[last])  # somebody must count the rows
+            self._stage(last, None, self._schemas[last])  # a stage must count the rows
         return CompiledPipeline(
             tuple(self._stages),
             {node.name: node.sink for node in self._graph.nodes if isinstance(node, SinkNode)},
@@ -316,7 +316,7 @@ class _Compiling:
         initial: DataFrame | None = None,
         partial: PartialRows | None = None,
     ) -> None:
-        """Of a node: what its sinks, and the nodes that read it, get goes through it."""
+        """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
         names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
         stage = Stage(
             operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
@@ -325,14 +325,14 @@ class _Compiling:
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:
-    """Look at the places of the sinks before a run changes anything.
+    """Check the places of the sinks before a run changes anything.
 
     Args:
-        content: the snapshot that the run goes on from.
+        content: the snapshot that the run continues from.
 
     Raises:
-        InvalidPipeline: a place holds what could not be read together with the new output. StoreUnavailable: start
-            again.
+        InvalidPipeline: a place holds files that could not be read together with the new output.
+        StoreUnavailable: start again.
     """
     outputs = content.outputs if content is not None else ()
     for name, layout in pipeline.layouts.items():
@@ -341,7 +341,7 @@ def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) ->
 
 
 def runtime_columns(keys: tuple[str, ...], place: str = "monotonically_increasing_id()") -> list[str]:
-    """SQL expressions of the runtime's columns: key hash, and the row's place in the input."""
+    """Return SQL expressions of the runtime's columns: key hash, and the row's place in the input."""
     return [f"{key_hash_sql([quoted(k) for k in keys])} AS {HASH_COLUMN}", f"{place} AS {SEQUENCE_COLUMN}"]
 
 
@@ -367,7 +367,7 @@ def _check_dots(schema: T.StructType) -> None:
 
 
 def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep) -> DataFrame:
-    """What a stateless step makes of frames without rows."""
+    """Return the frame that a stateless step makes of frames without rows."""
     try:
         result = step.function(*given)
     except StillstateError:
@@ -393,7 +393,7 @@ def _raised_in(step: TransformStep | UnionStep, error: Exception) -> UserCodeErr
 
 
 def _check_updates(step: OperatorStep, updates: str) -> str:
-    """Refuse to sum up what an operator emits again and again: Spark refuses it as well.
+    """Refuse to sum up rows that an operator emits again and again: Spark refuses it as well.
 
     Args:
         updates: uid of the operator before, if it emits a key's row each time it changes; else "".
@@ -414,11 +414,11 @@ def _check_updates(step: OperatorStep, updates: str) -> str:
         return step.uid if step.output_mode == "update" else ""
     if isinstance(step, LatestByStep):
         return step.uid
-    return ""  # of user code and deduplicate: what they make of updates is theirs to say
+    return ""  # user code and deduplicate decide themselves what to emit for updates
 
 
 def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
-    """The rows that an operator's state begins with, checked: they are found by the same keys as the input's."""
+    """Return the checked rows that an operator's state begins with: they are found by the same keys as the input's."""
     initial = step.initial_state
     if initial is None:
         return None

@@ -1,10 +1,10 @@
-"""Columns that are made for aggregates: of conditions, and the key of an aggregate that has none.
+"""Columns that are made for aggregates: of their conditions, and a key for an aggregate that has none.
 
-A condition is of aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
+A condition limits an aggregate to some of the rows (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
 
-Every aggregate passes over nulls, `max_by`, `min_by`, `top_n` and `bottom_n` over those of the column that they choose
-by. So the condition becomes a column: that one where it holds, else null; it is computed by Spark where the operator's
-input is cut to what it reads, and exists nowhere else.
+Every aggregate skips nulls; `max_by`, `min_by`, `top_n` and `bottom_n` skip rows with null in the column that they
+choose by. So the condition becomes a column: the aggregate's column where the condition holds, else null. Spark
+computes it where the operator's input is cut to the columns that it reads; it exists nowhere else.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["Conditioned", "conditioned"]
 
 @dataclass(frozen=True)
 class Conditioned:
-    """An operator whose aggregates read columns that are null where their condition does not hold, and that has a key.
+    """An operator with a key, whose aggregates read columns that are null where their condition does not hold.
 
     Attributes:
         schema: of its input with these columns.
-        columns: SQL by the name of such a column.
+        columns: SQL by the name of each made column.
     """
 
     node: OperatorNode
@@ -42,22 +42,22 @@ class Conditioned:
     columns: Mapping[str, str]
 
     def select(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """SQL for some columns of `schema` over its input."""
+        """Return SQL for some columns of `schema` over its input."""
         return tuple(f"{self.columns[n]} AS {quoted(n)}" if n in self.columns else quoted(n) for n in names)
 
     def told(self, read: T.StructType) -> T.StructType:
-        """Some columns of `schema` under names for people: a made one is called by its SQL."""
+        """Return some columns of `schema` under readable names: a made column is called by its SQL."""
         return T.StructType([T.StructField(self.columns.get(f.name, f.name), f.dataType) for f in read.fields])
 
 
 def conditioned(spark: SparkSession, node: OperatorNode, schema: T.StructType) -> Conditioned:
-    """Make conditions columns, and a key for an operator that has none; any other one is left as it is.
+    """Make columns of conditions, and a key for an operator that has none; any other operator is left as it is.
 
     Args:
         schema: of its input.
 
     Raises:
-        InvalidPipeline: a condition cannot be parsed, names what is not there, or is none.
+        InvalidPipeline: a condition cannot be parsed, names a column that does not exist, or is not a condition.
     """
     step = node.step
     if not isinstance(step, AggregateStep | WindowStep):
@@ -74,7 +74,7 @@ def conditioned(spark: SparkSession, node: OperatorNode, schema: T.StructType) -
         aggregates[name] = aggregate
         if aggregate.condition:
             made = f"{CONDITION_COLUMN}{len(columns.keys() - {ALL_ROWS})}"
-            # A row without the column that chooses rows does not count; one without the value would.
+            # A row with null in the column that chooses rows does not count; one with null in the value column would.
             of = aggregate.column if aggregate.by is None else aggregate.by
             value = quoted(of) if of is not None else "1"
             columns[made] = f"CASE WHEN ({aggregate.condition}) THEN {value} END"

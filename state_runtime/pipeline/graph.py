@@ -1,8 +1,8 @@
-"""A pipeline as a graph: what reads what, and whether that makes sense; pure, and the same whatever engine runs it.
+"""A pipeline as a graph of nodes and edges, and its checks; pure, and independent of the engine that runs it.
 
-Nodes stand in topological order, and an edge has the index of an earlier node: a graph that `check_graph` has passed
-has no cycle. A chain is a graph without branches. What is read, computed and written is for the engine. `at` is the
-line of the job's own code that a node comes from, where it is known. See docs/design/0040-graph.md.
+Nodes are in topological order, and an edge has the index of an earlier node: a graph that `check_graph` has passed
+has no cycle. A chain is a graph without branches. The engine decides how nodes read, compute and write. `at` is the
+line of the job's own code that a node comes from, if it is known. See docs/design/0040-graph.md.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Port:
     """An input of an operator: each row goes to the shard of its key.
 
     Attributes:
-        keys: its key columns; none for one group of all rows. They are compared with those of the operator's other
-            ports by their order.
+        keys: its key columns; empty if all rows are one group. Key columns of the operator's ports are matched by
+            their order.
     """
 
     input: Edge
@@ -44,7 +44,7 @@ class Port:
 
 @dataclass(frozen=True)
 class SourceNode:
-    """Where rows, and the watermark of all that is below, come from.
+    """The origin of rows, and of the watermark of all nodes below.
 
     Attributes:
         name: unique in the graph; "" for the only source of a job.
@@ -61,7 +61,7 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class SegmentNode:
-    """Stateless code between other nodes; of several inputs, a union for example."""
+    """Stateless code between other nodes; it may have several inputs, as a union has."""
 
     inputs: tuple[Edge, ...]
     code: Any
@@ -73,7 +73,7 @@ class OperatorNode:
     """A keyed operator with state, which belongs to the `uid` of its step.
 
     Attributes:
-        ports: one, or several as of a join. Its clock is the lowest of theirs.
+        ports: one, or several, as a join has. The operator's clock is the lowest of their clocks.
     """
 
     step: Any
@@ -90,13 +90,13 @@ class OperatorNode:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns, under the names that state and output have."""
+        """Return the key columns, under their names in state and output."""
         return self.ports[0].keys
 
 
 @dataclass(frozen=True)
 class SinkNode:
-    """Where rows leave the job."""
+    """The node at which rows leave the job."""
 
     name: str
     sink: Any
@@ -118,7 +118,7 @@ class Graph:
     nodes: tuple[Node, ...] = ()
 
     def readers(self, index: int) -> tuple[int, ...]:
-        """Indices of the nodes that make something of a node's rows, once for each edge; sinks are not among them."""
+        """Return the indices of the nodes that read a node's rows, once for each edge; sinks are not included."""
         return tuple(
             reader
             for reader, node in enumerate(self.nodes)
@@ -129,19 +129,19 @@ class Graph:
 
     @property
     def has_branches(self) -> bool:
-        """Whether the rows of a node have several readers."""
+        """Whether a node has several readers."""
         return any(len(self.readers(index)) > 1 for index in range(len(self.nodes)))
 
     def sinks(self, index: int) -> tuple[SinkNode, ...]:
-        """The sinks that hang on a node."""
+        """Return the sinks that read a node."""
         return tuple(node for node in self.nodes if isinstance(node, SinkNode) and node.input.node == index)
 
 
 def check_graph(graph: Graph) -> None:
-    """Check that every node is fed by nodes before it, and that no two have one name.
+    """Check that each node reads earlier nodes only, and that no two nodes have the same name.
 
     Raises:
-        InvalidPipeline: with the line of the node that is wrong.
+        InvalidPipeline: with the line of the wrong node.
     """
     names: set[str] = set()
     for index, node in enumerate(graph.nodes):

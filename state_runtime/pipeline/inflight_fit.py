@@ -1,9 +1,9 @@
-"""Whether rows in flight fit the pipeline that goes on with them; pure.
+"""Check whether rows in flight fit the pipeline that processes them after a restart; pure.
 
-They have the columns that their operator read when it read them. By the rules of state, columns may have been added
-(null in the rows that wait), dropped, reordered or widened since; but not one that says whether, when or for whom a row
-counts (`columns_read.deciding_columns`). Everything else is refused before anything is written: then the rows are
-processed first, by the code that read them, or given up.
+The rows have the columns that their operator read at that time. As for state, columns may since have been added (null
+in the waiting rows), dropped, reordered or widened. This is refused for a column that decides whether, when or for
+which key a row counts (`columns_read.deciding_columns`). Every other change is refused before anything is written: the
+rows must first be processed by the code that read them, or be dropped.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["OperatorReads", "functions_of", "refuse_misfits"]
 
 @dataclass(frozen=True)
 class OperatorReads:
-    """What an operator of the pipeline takes.
+    """The input that an operator of the pipeline takes.
 
     Attributes:
         columns: of its input.
         functions: as in `RowsLayout`.
-        deciding: columns without which a row would be passed over, or count for another key.
+        deciding: columns without which a row would be skipped, or count for another key.
     """
 
     columns: pa.Schema
@@ -39,19 +39,19 @@ class OperatorReads:
 
 
 def functions_of(operator: OperatorEntry) -> str:
-    """What the outputs of a built-in operator are, in order; see `RowsLayout`."""
+    """Return the functions of a built-in operator's outputs, in order; see `RowsLayout`."""
     return json.dumps(list(operator.functions.items()))
 
 
 def refuse_misfits(before: Manifest | None, operators: Mapping[str, OperatorReads], *, drop: bool, job: str) -> None:
-    """Turn a start away from a snapshot whose rows in flight the pipeline cannot go on with.
+    """Refuse a start from a snapshot whose rows in flight do not fit the pipeline.
 
     Args:
         operators: by uid.
-        drop: the rows are given up.
+        drop: the rows are dropped, so nothing is checked.
 
     Raises:
-        InvalidPipeline: nothing was written; the message names operator and column, and what to do.
+        InvalidPipeline: nothing was written; the message names operator, column and remedy.
     """
     if before is None or before.open_batch is None or drop:
         return
@@ -70,8 +70,8 @@ def refuse_misfits(before: Manifest | None, operators: Mapping[str, OperatorRead
 def _misfit(waiting: InflightNumbers, reads: OperatorReads) -> str:
     for layout in waiting.layouts:
         stored = decode_columns(layout.columns, f"operator {waiting.uid!r}")
-        # Rows that Spark aggregated have columns of their own, which follow from the functions, as those with what
-        # conditions chose do. Of the rest they have what says whose they are and when.
+        # The columns of rows that Spark aggregated, and those that conditions made, follow from the functions. Of the
+        # input such rows have only the columns of key and time.
         is_partial = ROWS_COLUMN in stored.names
         if (is_partial or any(map(_is_condition, stored.names))) and layout.functions != reads.functions:
             return "they were prepared for other aggregates than it has now"

@@ -1,7 +1,7 @@
-"""What is odd about the times of a run, though nothing is wrong with a row by itself: told once, where Spark says
-nothing. It makes rows late, which are dropped and counted and otherwise not seen, or gives other days and hours.
+"""Warnings about the times of a run that are suspicious although each row is valid; Spark does not warn of them.
 
-The rules are pure; `OddTimes` keeps what a run has said.
+Such times make rows late, which are dropped and only counted, or they give wrong days and hours. Each warning is
+logged once. The rules are pure; `OddTimes` keeps which warnings a run has logged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["AHEAD_MAX_MS", "OddTimes", "changed_zone", "hour_that_comes_twice", 
 _LOG = logging.getLogger(__name__)
 
 AHEAD_MAX_MS = 60_000
-"""How far a watermark may be ahead of the clock: clocks of senders differ by seconds."""
+"""How far a watermark may be ahead of the clock: senders' clocks differ by seconds."""
 
 
 def odd_times(
     columns: Sequence[WatermarkColumn], now_ms: int, event_time_ms: Mapping[str, int | None]
 ) -> Iterator[tuple[str, str]]:
-    """What the event times of an epoch have that makes later rows late; each with a name of its kind and column.
+    """Yield warnings about event times of an epoch that make later rows late: a key of kind and column, and the text.
 
     Args:
         now_ms: the epoch's processing time.
-        event_time_ms: the highest of its rows, per column; None: there were none.
+        event_time_ms: the highest event time of the epoch's rows, per column; None if the epoch has no rows.
     """
     for column in columns:
         highest_ms = event_time_ms.get(column.name)
@@ -64,10 +64,10 @@ def odd_times(
 
 
 def changed_zone(before: str, now: str) -> str:
-    """What a session time zone that is another one than the run's before means; "" if it is the same.
+    """Return a warning if the session time zone differs from that of the run before; "" if it is the same.
 
     Args:
-        before: empty of runs that did not say.
+        before: empty for runs that did not record the zone.
     """
     if not before or before == now:
         return ""
@@ -78,10 +78,10 @@ def changed_zone(before: str, now: str) -> str:
 
 
 def hour_that_comes_twice(uid: str, columns: Sequence[str], zone: str) -> str:
-    """What a processor that gets or yields times in pandas frames cannot tell; "" if it can.
+    """Return a warning about repeated local hours that a processor with pandas frames cannot tell apart, or "".
 
     Args:
-        columns: with times, of its input and output.
+        columns: the columns with times, of its input and output.
         zone: of the session; empty for the machine's.
     """
     if not columns or not _puts_clocks_back(zone):
@@ -95,20 +95,20 @@ def hour_that_comes_twice(uid: str, columns: Sequence[str], zone: str) -> str:
 
 @lru_cache(maxsize=16)
 def _puts_clocks_back(zone: str) -> bool:
-    """Whether a zone has another offset in some month of these decades than in others."""
+    """Return whether a zone's UTC offset changes in the years 2000 to 2037."""
     months = np.arange("2000-01", "2038-01", dtype="datetime64[M]").astype("datetime64[s]")
     try:
         local = pc.local_timestamp(pa.array(months).cast(pa.timestamp("s", zone or "UTC")))
     except pa.ArrowInvalid:
-        return False  # a name that only Java knows: an offset
+        return False  # Arrow does not know the name, only Java does: a fixed offset
     return len(np.unique(local.to_numpy() - months)) > 1
 
 
 class OddTimes:
-    """Tells what is odd about the times of a run's epochs: each kind once for each column.
+    """Logger of suspicious times in a run's epochs: each kind once for each column.
 
     Args:
-        columns: with event time, of the source.
+        columns: the source's columns with event time.
     """
 
     def __init__(self, columns: Sequence[WatermarkColumn]) -> None:
@@ -116,7 +116,7 @@ class OddTimes:
         self._said: set[str] = set()
 
     def look(self, now_ms: int, event_time_ms: Mapping[str, int | None]) -> None:
-        """Warn of what is new. The arguments: see `odd_times`."""
+        """Log the warnings that are new. For the arguments see `odd_times`."""
         for kind, text in odd_times(self._columns, now_ms, event_time_ms):
             if kind not in self._said:
                 self._said.add(kind)

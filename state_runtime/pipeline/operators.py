@@ -1,5 +1,5 @@
-"""From the operator steps that a user wrote to the operators that run in tasks, checked on the schemas that flow into
-them."""
+"""Compilation of the user's operator steps to the operators that run in tasks, checked on the schemas of their
+input."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class VectorizedStep:
 
 @dataclass(frozen=True)
 class LatestByStep:
-    """Of each key the row with the greatest values of `order` (where `ascending` says so, the smallest), compared from
+    """The row of each key with the greatest values of `order` (where `ascending` is set, the smallest), compared from
     left to right; no `columns` means all."""
 
     uid: str
@@ -138,14 +138,14 @@ OperatorStep: TypeAlias = (
 def build_operator(
     node: OperatorNode, schema: T.StructType, source: OpenedSource, settings: JobSettings, session: SessionSettings
 ) -> tuple[Operator, frozenset[str]]:
-    """The operator of a node.
+    """Build the operator of a node.
 
     Args:
         schema: of the node's input, with the mark on the column that carries event time.
-        session: what is taken over from Spark's session.
+        session: the settings taken from Spark's session.
 
     Returns:
-        The operator, and the states that its processor gives up (`deleteIfExists`).
+        The operator, and the states that its processor deletes (`deleteIfExists`).
 
     Raises:
         InvalidPipeline: it cannot run on this input. UserCodeError: a processor's `init` or `states` raised.
@@ -165,9 +165,9 @@ def build_operator(
 
 
 def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -> T.StructType:
-    """What an operator emits, with the mark on the column that carries event time, if it has one.
+    """Return an operator's output schema, with the mark on the column that carries event time, if it has one.
 
-    A join's output has none: rows without a match come long after their own time, and would be late for what follows.
+    A join's output has none: rows without a match come long after their own time, and would then be late.
 
     Args:
         given: the operator's input.
@@ -187,7 +187,7 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
         marked = event_time_column(given)
         metadata = given[marked].metadata if marked else {}
     elif isinstance(step, WindowStep):
-        # What Spark's window_time() looks for; it gives the time of a window's last microsecond.
+        # Spark's window_time() looks for this metadata; it gives the time of a window's last microsecond.
         kind = "spark.timeWindow" if isinstance(step.window, TimeWindow) else "spark.sessionWindow"
         marked, metadata = WINDOW, {DELAY_METADATA: 0, kind: True}
         if lateness_us := parse_duration_us(step.allowed_lateness):
@@ -251,11 +251,11 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: 
 
 
 def _check_in_time(uid: str, schema: T.StructType, event_time: str, lateness_us: int = 0) -> None:
-    """Refuse rows that would be dropped as late although nobody was late: a window that stays open longer is emitted
-    when the watermark has long passed its time.
+    """Refuse a pipeline that would drop rows as late although no input was late: a window that stays open longer is
+    emitted when the watermark has long passed its time.
 
     Args:
-        event_time: the column that the operator goes by.
+        event_time: the column of the operator's event time.
         lateness_us: how long after the watermark the operator itself takes rows.
     """
     emitted_us = int(schema[event_time].metadata.get(LATENESS_METADATA, 0))
@@ -269,7 +269,7 @@ def _check_in_time(uid: str, schema: T.StructType, event_time: str, lateness_us:
 
 
 def _needed_event_time(uid: str, schema: T.StructType, who_needs: str, source: OpenedSource) -> str:
-    """The column with event time; refused where none has any."""
+    """Return the column with event time; refuse an input without one."""
     if found := event_time_column(schema):
         return found
     way = (
@@ -378,7 +378,7 @@ def _vectorized(
 
 
 def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str, Time], dict[str, int]]:
-    """The states that a vectorised processor names: value columns, time column, TTL (ms)."""
+    """Return the states that a vectorised processor names: value columns, time column, TTL (ms)."""
     where = f"operator {step.uid!r}: states() of {type(step.processor).__name__}"
     try:
         declared = copy.deepcopy(step.processor).states()
@@ -461,7 +461,7 @@ def _processor(
 
 
 def _check_nullable(state: str, schema: T.StructType, uid: str) -> None:
-    """What Spark refuses where the session asks for Avro; in its other encoding it takes such a schema, as we do."""
+    """Refuse columns that cannot be null, as Spark does with Avro; Spark's other encoding accepts them."""
     fixed = [f.name for f in schema.fields if not f.nullable]
     if fixed:
         raise InvalidPipeline(
@@ -472,8 +472,8 @@ def _check_nullable(state: str, schema: T.StructType, uid: str) -> None:
 
 
 def _declared_states(step: ProcessorStep) -> DeclaringHandle:
-    """The states that the processor asks for, learnt as Spark learns them: `init` and `close` of a copy, on the
-    driver."""
+    """Return the states that the processor asks for, learnt as Spark learns them: by `init` and `close` of a copy, on
+    the driver."""
     name = type(step.processor).__name__
     try:
         processor = copy.deepcopy(step.processor)
@@ -497,7 +497,7 @@ def _declared_states(step: ProcessorStep) -> DeclaringHandle:
 
 
 def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
-    """A StructType, or DDL ("n int, s string") parsed by Spark.
+    """Parse a schema: a StructType, or DDL ("n int, s string") parsed by Spark.
 
     Raises:
         InvalidPipeline: not a schema of columns.
@@ -513,7 +513,7 @@ def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
 
 
 def _declared_output(step: ProcessorStep | VectorizedStep) -> T.StructType:
-    # Spark parses DDL, so this cannot happen before there is a session.
+    # Spark parses DDL, so this needs a session.
     what = f"the output of operator {step.uid!r}"
     schema = parse_schema(step.output_schema, what)
     refuse_collations(schema, what)
@@ -521,7 +521,7 @@ def _declared_output(step: ProcessorStep | VectorizedStep) -> T.StructType:
 
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:
-    """A schema as state and output hold it."""
+    """Return a schema as state and output hold it."""
     nullable = T.StructType([T.StructField(f.name, f.dataType, True) for f in schema.fields])
     return arrow_schema_of(nullable)
 
@@ -544,7 +544,7 @@ _KEY_TYPES = (
 
 
 def _hashable(data_type: T.DataType) -> bool:
-    """Whether Spark can hash it, and state can compare it: everything but maps, intervals and user-defined types."""
+    """Return whether Spark can hash it, and state can compare it: all but maps, intervals and user-defined types."""
     if isinstance(data_type, T.StructType):
         return bool(data_type.fields) and all(_hashable(f.dataType) for f in data_type.fields)
     if isinstance(data_type, T.ArrayType):

@@ -1,7 +1,7 @@
-"""What the Parquet files of one folder must have in common, so that a reader takes them for one table.
+"""Layout that the Parquet files of one folder must share, so that a reader takes them for one table.
 
-A reader takes the columns from one file, or from all: a column must have one name, in one spelling, and one type in all
-of them, and all of them lie in folders by the same columns. A column may come or go; a field of a struct too.
+A reader takes the columns from one file, or from all: a column must have one name, in one spelling, and one type in
+all files, and all files are in folders by the same columns. A column, or a field of a struct, may come or go.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["OutputLayout", "check_columns", "difference", "refuse_layouts_beside
 
 _LOG = logging.getLogger(__name__)
 _AT_A_TIME = 16
-"""Files that are looked at: each is a request or two."""
+"""Number of files that are read in parallel: each takes a request or two."""
 _FOOTER_BYTES = 64 * KIB
 _FOOTER_BYTES_MAX = 16 * MIB
-"""Of a file with thousands of columns; what needs more is not looked at."""
+"""Size of the footer of a file with thousands of columns; files with larger footers are not checked."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class OutputLayout:
 
 
 def check_columns(schema: pa.Schema, epoch_column: str | None, where: str) -> None:
-    """Refuse columns that no reader of Parquet files could tell apart, or that cannot be written.
+    """Refuse columns that readers of Parquet files could not tell apart, or that cannot be written.
 
     Args:
-        epoch_column: the one that the sink adds.
+        epoch_column: the column that the sink adds.
         where: whose columns they are, for the message.
 
     Raises:
-        InvalidPipeline: which columns, and what to do.
+        InvalidPipeline: names the columns and the remedy.
     """
     taken = [name for name in schema.names if epoch_column and name.lower() == epoch_column.lower()]
     if taken:
@@ -74,13 +74,13 @@ def check_columns(schema: pa.Schema, epoch_column: str | None, where: str) -> No
 
 
 def refuse_layouts_beside(layouts: Mapping[str, OutputLayout]) -> None:
-    """Refuse sinks of one job that write other columns, or other folders, into one folder.
+    """Refuse sinks of one job that write different columns or different folder levels into one folder.
 
     Args:
         layouts: by the sinks' names.
 
     Raises:
-        InvalidPipeline: two of them.
+        InvalidPipeline: two of them do.
     """
     for (one, first), (other, second) in combinations(layouts.items(), 2):
         what = ""
@@ -101,15 +101,15 @@ def refuse_layouts_beside(layouts: Mapping[str, OutputLayout]) -> None:
 
 
 def refuse_other_files(store: Store, layout: OutputLayout, files: Sequence[StagedFile], where: str) -> None:
-    """Refuse to write beside files that could not be read together with the new ones.
+    """Refuse to write beside files that no reader could read together with the new ones.
 
     Args:
-        files: of the folder: of each writer one. What is gone or cannot be read as Parquet is passed over: it is its
-            readers' by now.
+        files: of the folder: one of each writer. A file that is gone, or cannot be read as Parquet, is skipped: it
+            already belongs to its readers.
         where: which sink it is, for the message.
 
     Raises:
-        InvalidPipeline: which file, and what is different. StoreUnavailable: start again.
+        InvalidPipeline: names the file and the difference. StoreUnavailable: start again.
     """
     with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="outputs") as pool:
         layouts = list(pool.map(partial(_layout_of, store), files))
@@ -124,7 +124,7 @@ def refuse_other_files(store: Store, layout: OutputLayout, files: Sequence[Stage
 
 
 def difference(there: OutputLayout, here: OutputLayout) -> str:
-    """Why files of two layouts are not one table; "" if they are."""
+    """Return why files of two layouts are not one table; "" if they are."""
     if there.partition_by != here.partition_by:
         return (
             f"they are partitioned by {_listed(there.partition_by)}, and the new ones by {_listed(here.partition_by)}"
@@ -168,7 +168,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """A type as Parquet has it: without the session's time zone, and whatever the width of Arrow's offsets."""
+    """Return a type as Parquet stores it: without the session's time zone, for any width of Arrow's offsets."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_large_string(kind):
@@ -177,7 +177,7 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 
 def _structs(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.StructType]]:
-    """All structs below some columns, with their paths."""
+    """Yield all structs inside some columns, with their paths."""
     for field in fields:
         path, kind = f"{prefix}{field.name}", field.type
         if pa.types.is_struct(kind):
@@ -187,7 +187,7 @@ def _structs(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str
 
 
 def _layout_of(store: Store, file: StagedFile) -> OutputLayout | None:
-    """The layout of a file that was published, or is about to be; None if it cannot be told."""
+    """Return the layout of a file that was published, or is about to be; None if it cannot be read."""
     for path in (file.final, file.staged):
         try:
             footer = _footer(store, path, file.bytes)
@@ -207,7 +207,7 @@ def _layout_of(store: Store, file: StagedFile) -> OutputLayout | None:
 
 
 def _footer(store: Store, path: str, size: int) -> bytes:
-    """The end of a Parquet file, with all of its footer."""
+    """Return the end of a Parquet file, with all of its footer, unless that is too large."""
     tail = store.read_range(path, max(0, size - _FOOTER_BYTES), min(size, _FOOTER_BYTES))
     wanted = int.from_bytes(tail[-8:-4], "little") + 8
     if wanted <= len(tail) or wanted > min(size, _FOOTER_BYTES_MAX):

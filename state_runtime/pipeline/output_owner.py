@@ -1,17 +1,17 @@
-"""Who may clean up in an output folder: the job root that owns the identity under which output is staged there.
+"""Ownership of an output folder: the one job root that may clean up below its staging identity there.
 
     <output>/_stillstate/owners/<job>-<uid>-<sink>/<number>.json      the document with the highest number counts
 
 A job root and a copy of it have one job uid, so they stage under the same names in the same output folder. Each would
-take what the other one has staged for the leftovers of a killed run. So the first root to start owns the identity, and
-a start from any other place is refused before anything is removed, unless the owner is gone:
+take the staged files of the other for leftovers of a killed run. So the first root to start owns the identity. A start
+from any other place is refused before anything is removed, unless the owner is gone:
 
-    the owner's place holds no such job any more    the root was moved, or removed: the identity passes on
+    the owner's place no longer holds this job      the root was moved or removed: the identity passes on
     it holds the very snapshot that this run made   it is this root, under another spelling of its place
-    it holds the job                                 refused: one of the two is a copy
-    it cannot be looked at                           refused, unless `moved.json` here says that it was moved from there
+    it holds the job                                refused: one of the two is a copy
+    it cannot be looked at                          refused, unless `moved.json` here says that it was moved from there
 
-Whoever insists (`take`) gets the identity, but never while the run of the owner is alive, as far as can be seen.
+With `take` a run gets the identity in all these cases, but never while the run of the owner appears to be alive.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OWNERS_DIR = "_stillstate/owners"
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOwner:
-    """Which job root stages under an identity.
+    """The job root that stages under an identity.
 
     Attributes:
         place: URL of the job root, without credentials.
-        host: where the run that wrote this was: a path on a local disk means nothing elsewhere.
+        host: host of the run that wrote this: a path on a local disk has no meaning on other hosts.
         term, run_uid: of that run.
-        since_term: what runs before it staged is not this owner's to remove.
+        since_term: files staged before this term are not the owner's to remove.
     """
 
     job: str
@@ -63,7 +63,7 @@ class Claimant:
     Attributes:
         root: of its job; `newest` is the fencing snapshot that the run has just made there.
         open_root: opens another job root by its URL, with the options of this one.
-        take: the user has said that the output is this root's, whatever the owner's place holds.
+        take: the user has declared that the output belongs to this root, regardless of the owner's place.
     """
 
     job: str
@@ -80,7 +80,7 @@ def own_output(output: Store, staging_prefix: str, claimant: Claimant) -> Output
     """Make sure that a run's job root owns an identity in an output folder. Atomic between any number of starts.
 
     Args:
-        staging_prefix: where it stages; the last part is the identity.
+        staging_prefix: the folder where it stages; the last part is the identity.
 
     Returns:
         The document that counts.
@@ -115,7 +115,7 @@ def own_output(output: Store, staging_prefix: str, claimant: Claimant) -> Output
             term=newest.term,
             run_uid=claimant.run_uid,
             # A folder without owner may have been used by earlier versions, from here or from the original of this
-            # copy; and whoever insists may be wrong. What is staged by now stays, whatever it costs in space.
+            # copy; and the user of `take` may be wrong. Files staged so far are kept, at any cost in space.
             since_term=_first_unused(output, staging_prefix) if owner is None or claimant.take else 0,
         )
         return Proposal(_path(folder, number + 1), encode_document("output-owner", mine), mine)
@@ -136,7 +136,7 @@ def _path(folder: str, number: int) -> str:
 
 
 def _first_unused(output: Store, staging_prefix: str) -> int:
-    """The first term that nobody has staged anything under, nor under any later one."""
+    """Return the first term such that neither it nor a later one has staged files."""
     return 1 + max((snapshot_id_of(name) or 0 for name in output.list_names(staging_prefix)), default=0)
 
 
@@ -145,7 +145,7 @@ def _is_mine(owner: OutputOwner, claimant: Claimant) -> bool:
 
 
 def _refuse_if_needed(owner: OutputOwner, claimant: Claimant, output: Store) -> None:
-    """Turn the run away while the owner may need what it has staged."""
+    """Refuse the run while the owner may need its staged files."""
     problem = _still_there(owner, claimant)
     if problem is None:
         return
@@ -172,12 +172,12 @@ class _Problem:
 
 
 def _still_there(owner: OutputOwner, claimant: Claimant) -> _Problem | None:
-    """What speaks against passing the identity on; None if the owner's place holds nothing that needs it."""
+    """Return the reason not to pass the identity on; None if the owner's place holds nothing that needs it."""
     try:
         there = claimant.open_root(owner.place)
         info = read_job_info(there)
         if info is None or info.uid != owner.job_uid:
-            # A path on the disk of another host says nothing here.
+            # A path on another host's disk proves nothing here.
             if "://" in owner.place or owner.host == claimant.host or _was_moved(owner, claimant):
                 return None
             return _Problem(f"that place is a folder of the host {owner.host!r} and cannot be looked at from here")
@@ -194,19 +194,19 @@ def _still_there(owner: OutputOwner, claimant: Claimant) -> _Problem | None:
 
 
 def _is_same_root(there: Store, newest: Manifest) -> bool:
-    """Whether a root shows the snapshot that this run has just made: then it is this one, spelled otherwise."""
+    """Return whether a root shows the snapshot that this run has just made: then it is this root, spelled otherwise."""
     latest = Catalog.of_root(there).latest()
     return latest is not None and latest.commit_id == newest.commit_id
 
 
 def _moves_here(there: Store, root: Store) -> bool:
-    """Whether a root is the rest of one that was moved here: nobody can run it any more."""
+    """Return whether a root is the remainder of one that was moved here: no run can use it any more."""
     moving = read_moving(there)
     return moving is not None and moving.role == "source" and moving.other_url == root.url
 
 
 def _was_moved(owner: OutputOwner, claimant: Claimant) -> bool:
-    """Whether this root was moved here from the owner's place, by `stillstate move`, to the end."""
+    """Return whether this root was completely moved here from the owner's place, by `stillstate move`."""
     outcome = read_outcome(claimant.root)
     if outcome is None or outcome.mode != "move" or outcome.outcome != "complete":
         return False

@@ -1,9 +1,9 @@
-"""Which operators Spark can aggregate for before the shuffle, and the SQL that does it.
+"""Choice of the operators that Spark can aggregate for before the shuffle, and the SQL for it.
 
-Only where the result is the same to the last digit, whatever was aggregated before: counts, sums and means of integers,
-sums of decimals, extremes of what has one order. Not floats (their sum depends on the order, and zero has two signs),
-not what asks for the order of rows, and nothing that Spark would sort for (extremes of strings).
-See docs/design/0029-partial-rows.md.
+Rows are aggregated before the shuffle only if the result is the same to the last digit in any case: counts, sums and
+means of integers, sums of decimals, extremes of types with one order. Excluded are floats (their sum depends on the
+order, and zero has two signs), functions that depend on the order of rows, and functions for which Spark would sort
+(extremes of strings). See docs/design/0029-partial-rows.md.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _PANE: Final = "__stillstate_pane"
 _SMALL_INTEGERS: Final = (T.ByteType, T.ShortType, T.IntegerType)
 _EXTREMES: Final = (*_SMALL_INTEGERS, T.LongType, T.BooleanType, T.DateType, T.TimestampType, T.DecimalType)
 _KEYS: Final = (*_EXTREMES, T.BinaryType)
-# Its sum has ten digits more and never leaves Spark's 38, however many rows there are.
+# The sum has ten digits more, and never exceeds Spark's 38 for any number of rows.
 _SUMMED_DIGITS_MAX: Final = 28
 
 
 @dataclass(frozen=True)
 class PartialRows:
-    """How the rows of an operator become partial ones.
+    """The SQL that makes partial rows of an operator's rows.
 
     Attributes:
         keys: key columns of the operator.
-        pane: SQL that tells panes apart; "" where there are none.
+        pane: SQL that tells panes apart; "" if the operator has no panes.
         made: SQL and name of each column beside the keys.
     """
 
@@ -47,23 +47,23 @@ class PartialRows:
 
     @property
     def by(self) -> tuple[str, ...]:
-        """SQL of what rows are grouped by."""
+        """Return the SQL expressions by which rows are grouped."""
         keys = tuple(map(quoted, self.keys))
         return (*keys, f"{self.pane} AS {_PANE}") if self.pane else keys
 
     @property
     def aggregates(self) -> tuple[str, ...]:
-        """SQL of the other columns."""
+        """Return the SQL of the other columns."""
         return tuple(f"{sql} AS {quoted(name)}" for sql, name in self.made)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the partial rows' columns."""
+        """Return the names of the partial rows' columns."""
         return (*self.keys, *(name for _, name in self.made))
 
 
 def partial_rows(operator: Operator, schema: T.StructType) -> PartialRows | None:
-    """How an operator's rows can be aggregated before the shuffle; None if they cannot.
+    """Return how an operator's rows can be aggregated before the shuffle; None if they cannot.
 
     Args:
         schema: of the columns that the operator reads.
@@ -108,7 +108,7 @@ def _slots(plan: AggregatePlan, schema: T.StructType) -> tuple[tuple[str, str], 
 def _columns(
     how: Combine, column: str | None, data_type: T.DataType | None, number: int
 ) -> list[tuple[str, str]] | None:
-    """SQL and names of a slot's columns; None where it has to see the rows."""
+    """Return SQL and names of a slot's columns; None if the operator has to see the rows themselves."""
     name, value = slot_column(number), quoted(column) if column is not None else "1"
     if how == "count":
         return [(f"count({value})", name)]
@@ -124,12 +124,12 @@ def _columns(
 
 
 def _is_key(data_type: T.DataType) -> bool:
-    # A string with a collation of its own has another idea of what is equal.
+    # A string with a collation has another equality.
     return isinstance(data_type, _KEYS) or data_type == T.StringType()
 
 
 def _pane(window: TimeWindow, time: str) -> str:
-    """Tells the panes of a window apart, as `WindowOperator` cuts them: finer would do, coarser would not."""
+    """Return SQL that tells the panes of a window apart, as `WindowOperator` cuts them, or finer, but never coarser."""
     since = f"(unix_micros({time}) - {window.start_us}L)"
     within = f"pmod({since}, {window.slide_us}L)"
     first = f"{since} - {within}"

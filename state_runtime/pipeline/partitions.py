@@ -1,9 +1,9 @@
 """Rows in folders by the values of columns, as Hive and Spark lay them out (`day=2024-05-17/…`); pure.
 
-A folder's name holds the value as text. A character of ASCII that is no letter, digit, `_`, `.` or `-` stands there as
-`%` and two hexadecimal digits, which Spark's and Arrow's readers both undo. All other characters stand as they are, as
-in Hive and Spark: readers disagree about what `%C3` means. Null and empty text are `__HIVE_DEFAULT_PARTITION__`,
-which readers take for null.
+A folder's name holds the value as text. An ASCII character that is no letter, digit, `_`, `.` or `-` is written as `%`
+and two hexadecimal digits, which Spark's and Arrow's readers both decode. All other characters are written unchanged,
+as in Hive and Spark, because readers disagree about the meaning of `%C3`. Null and empty text are written as
+`__HIVE_DEFAULT_PARTITION__`, which readers take for null.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from state_runtime.base.errors import InvalidData, InvalidPipeline
 __all__ = ["NAME_BYTES_MAX", "check_partition_columns", "in_folders"]
 
 NAME_BYTES_MAX = 240
-"""Of one folder's name: file systems take 255."""
+"""Maximum length of one folder's name: file systems allow 255 bytes."""
 _FOLDER_BYTES_MAX = 600
-"""Of the names of all levels: S3 takes 1,024 with the URL of the output and the file's name."""
+"""Maximum length of the names of all levels: S3 allows 1,024 with the URL of the output and the file's name."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,80}\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\u0080-\U0010ffff]")
 
 
 def check_partition_columns(partition_by: Sequence[str], schema: pa.Schema, where: str) -> None:
-    """Refuse what cannot be told from a folder's name.
+    """Refuse partition columns whose values cannot be read back from a folder's name.
 
     Args:
         schema: of the rows.
         where: whose columns they are, for the message.
 
     Raises:
-        InvalidPipeline: a column is not there, named twice, or of a type without one short text; or none is left.
+        InvalidPipeline: a column is missing, is named twice, or has a type without one short text; or no other column
+            is left.
     """
     for name in partition_by:
         if schema.get_field_index(name) < 0:
@@ -63,7 +64,7 @@ def check_partition_columns(partition_by: Sequence[str], schema: pa.Schema, wher
 
 
 def in_folders(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch by folder, in their order, without the columns that the folder's name tells.
+    """Yield the rows of a batch by folder, in their order, without the columns that the folder's name holds.
 
     Args:
         where: whose rows they are, for the message.
@@ -79,7 +80,7 @@ def in_folders(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -
     columns = [_with_one_null(batch.column(name)) for name in partition_by]
     encoded = [pc.dictionary_encode(column, null_encoding="encode") for column in columns]
     for column in encoded:
-        # Made dense again each time: the number of combinations that there are is bounded, that of possible ones not.
+        # Made dense again each time: the number of existing combinations is bounded, that of possible ones is not.
         numbers = code * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
         _, code = np.unique(numbers, return_inverse=True)
     order = np.argsort(code, kind="stable")
@@ -96,7 +97,7 @@ def in_folders(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -
 
 
 def _with_one_null(column: pa.Array) -> pa.Array:
-    """What is read back as null is null: else two parts would have one folder."""
+    """Replace every value that is read back as null by null; otherwise two parts would have the same folder."""
     if not pa.types.is_string(column.type):
         return column
     return pc.if_else(pc.is_in(column, pa.array(["", _NULL])), pa.scalar(None, pa.string()), column)

@@ -1,5 +1,5 @@
-"""The plan of a job: what a user wrote and chose, as one frozen value; a run, a bootstrap and an import are made of
-it."""
+"""The plan of a job: the user's pipeline and settings as one frozen value, of which a run, a bootstrap and an import
+are made."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["JobPlan", "Planned", "refuse_unsupported"]
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """A job's pipeline and settings, and where its snapshots are.
+    """A job's pipeline and settings, and the place of its snapshots.
 
     Attributes:
-        graph: the pipeline, as it was written. That it is one which is run is checked here, that it fits the data by
-            `compiled`.
-        store_url, storage_options: of the store that the job's root lies in; the options may hold secrets, so they are
-            in no repr.
-        store: the same, open.
+        graph: the pipeline, as it was written. This class checks that it can be run; `compiled` checks that it fits the
+            data.
+        store_url, storage_options: of the store that holds the job's root; the options may hold secrets, so they are in
+            no repr.
+        store: the same store, open.
     """
 
     name: str
@@ -49,30 +49,30 @@ class JobPlan:
 
     @property
     def root_url(self) -> str:
-        """The job's root, as tasks open it."""
+        """Return the job's root, as tasks open it."""
         return f"{self.store_url.rstrip('/')}/{self.name}"
 
     def opened_source(self, spark: SparkSession) -> OpenedSource:
-        """The streaming frame; raises what `open_source` raises."""
+        """Return the streaming frame; raises the errors of `open_source`."""
         with step_at(next((node.at for node in self.graph.nodes), "")):
             return open_source(spark, self.name, self.graph)
 
     def compiled(self, spark: SparkSession, source: OpenedSource) -> CompiledPipeline:
-        """The pipeline on a source; raises what `compile_pipeline` raises."""
+        """Return the pipeline on a source; raises the errors of `compile_pipeline`."""
         return compile_pipeline(spark, source, self.graph, self.settings)
 
 
 class Planned(Protocol):
-    """Whatever has a plan: a `StreamingJob`."""
+    """An object that has a plan: a `StreamingJob`."""
 
     def plan(self) -> JobPlan: ...
 
 
 def refuse_unsupported(graph: Graph) -> None:
-    """Refuse what a graph can say and a run cannot do yet: it reads one source, or two that its first operator joins.
+    """Refuse a graph that a run does not support yet: a run reads one source, or two that its first operator joins.
 
     Raises:
-        InvalidPipeline: with the line of the node that would have to be written otherwise.
+        InvalidPipeline: with the line of the node that must be written differently.
     """
     joins = [node for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
     for node in joins:
@@ -93,7 +93,7 @@ def refuse_unsupported(graph: Graph) -> None:
 
 
 def _joins_two_sources(graph: Graph, node: OperatorNode) -> bool:
-    """Whether they are two, and nothing but the join takes their rows."""
+    """Return whether a node reads two sources whose rows nothing else reads."""
     read = [edge.node for edge in node.inputs]
     return len(read) == 2 and all(
         isinstance(graph.nodes[n], SourceNode) and not graph.sinks(n) and len(graph.readers(n)) == 1 for n in read

@@ -1,11 +1,11 @@
 """`published.json` in a job root: the newest output that is certainly published. A hint that is always true.
 
-A run writes it when it ends, however it ends as long as its process lives, and after it has published what an earlier
-run left. A start that finds the output of the newest snapshot in it has nothing to publish: it needs no file of the
-output folder, and not the folder either, which may be another one by now.
+A run writes it when it ends, in any way as long as its process lives, and after it has published the pending output of
+an earlier run. If it lists the output of the newest snapshot, a start has nothing to publish: it needs no file of the
+output folder, nor the folder itself, which may already be another one.
 
-Where it is missing, or speaks of other output (the run was killed), the sink itself must know: a Parquet sink by its
-commit log. It is not written with each checkpoint, because that would be one more request each time
+If it is missing, or lists other output (the run was killed), the sink itself must know: a Parquet sink by its commit
+log. It is not written with each checkpoint, because that would be one more request each time
 (docs/design/0024-publishing.md).
 """
 
@@ -26,11 +26,11 @@ __all__ = ["Published", "is_published", "record_published"]
 
 @dataclass(frozen=True)
 class Published:
-    """What `published.json` says.
+    """The content of `published.json`.
 
     Attributes:
-        epoch: the newest one that was published, for people.
-        outputs: SHA-256 of all outputs of the snapshot that named them, as `_digest` has it.
+        epoch: the newest published epoch, for people.
+        outputs: SHA-256 of all outputs of the snapshot that named them, made by `_digest`.
     """
 
     epoch: int
@@ -38,7 +38,7 @@ class Published:
 
 
 def is_published(root: Store, outputs: Sequence[StagedOutput]) -> bool:
-    """Whether a job root says that all these outputs of one snapshot were published; True if none of them has files.
+    """Return whether a job root says that all these outputs of one snapshot were published; True if they have no files.
 
     Raises:
         CorruptManifest, UnsupportedFormat: the document is there and cannot be read; remove it, and the sinks decide.
@@ -55,9 +55,9 @@ def is_published(root: Store, outputs: Sequence[StagedOutput]) -> bool:
 
 
 def record_published(root: Store, outputs: Sequence[StagedOutput]) -> None:
-    """Say that all these outputs of one snapshot were published; nothing is written if none of them has files.
+    """Record that all these outputs of one snapshot were published; nothing is written if they have no files.
 
-    A writer that slept may put an older statement over a newer one. Both are true, and whoever looks for the newer one
+    A delayed writer may put an older statement over a newer one. Both are true; a start that looks for the newer one
     asks the sinks instead.
     """
     named = [output for output in outputs if output.files]

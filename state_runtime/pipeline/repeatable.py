@@ -1,9 +1,9 @@
-"""Stateless code that gives other rows when it is run again, or when the stream is cut into other epochs: found in its
-plan, and said once.
+"""Warnings about stateless code that gives other rows when it is run again, or when the stream is cut into other
+epochs. It is found in the code's Spark plan, and each warning is logged once.
 
 Spark runs a task again when its worker died, when shuffle files are lost, or by speculation. State is taken from one
-attempt and output from one, but what stands between two operators may have been computed by another: with `rand()` in
-it, or the time of day, the two no longer agree, and nobody would notice.
+attempt and output from one, but another attempt may have computed the rows between two operators. With `rand()` or the
+time of day in that code, state and output then silently disagree.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from state_runtime.spark.plans import expressions_in, kinds_above
 __all__ = ["cut_by_epochs", "unrepeatable_columns", "warn_if_cut_by_epochs", "warn_if_unrepeatable"]
 
 _LOG = logging.getLogger(__name__)
-# Spark fixes these for one query, and counts them as deterministic; an epoch that is run again gets other ones.
+# Spark fixes these for one query and counts them as deterministic; an epoch that runs again gets other values.
 _CLOCKS = re.compile(r"\b(current_timestamp|now|localtimestamp|current_date|current_time)\(")
-# What sees an epoch's rows only, and is taken for more.
+# Operations that see the rows of one epoch only, although users expect more.
 _CUT = {
     "Aggregate": "groupBy",
     "FlatMapGroupsInPandas": "groupBy",
@@ -38,7 +38,7 @@ def warn_if_unrepeatable(frame: DataFrame, where: str) -> None:
     """Log a warning if a step of the pipeline is not repeatable.
 
     Args:
-        frame: what the step made of an empty frame.
+        frame: the frame that the step made of an empty frame.
         where: the step, for the message.
     """
     columns = unrepeatable_columns(frame)
@@ -53,7 +53,7 @@ def warn_if_unrepeatable(frame: DataFrame, where: str) -> None:
 
 
 def warn_if_cut_by_epochs(given: DataFrame, made: DataFrame, where: str) -> None:
-    """Log a warning if what a step makes depends on where one epoch ends and the next begins."""
+    """Log a warning if a step's result depends on where one epoch ends and the next begins."""
     if found := cut_by_epochs(given, made):
         _LOG.warning(
             "%s uses %s, which sees the rows of one epoch at a time: the result depends on how the stream is cut into "
@@ -65,18 +65,18 @@ def warn_if_cut_by_epochs(given: DataFrame, made: DataFrame, where: str) -> None
 
 
 def cut_by_epochs(given: DataFrame, made: DataFrame) -> list[str]:
-    """Operations on the stream's rows, not on those of static tables, that need all rows to mean what they say.
+    """Return operations on the stream's rows (not on static tables) that are only correct over all rows.
 
     Args:
         given: the step's input, without rows.
-        made: what it made of it.
+        made: the frame that the step made of it.
     """
     return sorted({_CUT[kind] for kind in kinds_above(given, made) if kind in _CUT})
 
 
 def unrepeatable_columns(frame: DataFrame) -> list[str]:
-    """The columns whose expressions Spark calls non-deterministic, or that read a clock; "a condition" stands for an
-    expression without a name. Python functions count as repeatable unless they were declared otherwise
+    """Return the columns whose expressions Spark calls non-deterministic, or that read a clock; "a condition" stands
+    for an expression without a name. Python functions count as repeatable unless they were declared otherwise
     (`asNondeterministic`)."""
     found: set[str] = set()
     for text, is_deterministic in expressions_in(frame):

@@ -1,10 +1,10 @@
-"""Transactional sinks: tasks stage (pipeline/staging.py), the manifest names what is staged, then it is published.
+"""Transactional sinks: tasks stage files (pipeline/staging.py), the manifest names them, then they are published.
 
 Publishing may be repeated: it ends in the same state.
 
-A crash before the manifest leaves staged files that nobody names; a crash after it is repaired by the next run, which
-publishes what the newest manifest names before it does anything else, unless it is published already. So output has no
-loss and no duplicate. What is published belongs to its readers: no start needs it (docs/design/0024-publishing.md).
+A crash before the manifest leaves staged files that no manifest names. After a crash behind the manifest, the next run
+first publishes the output that the newest manifest names, unless it is published already. So output has no loss and no
+duplicate. Published files belong to their readers: no start needs them (docs/design/0024-publishing.md).
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ __all__ = ["ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "read_staged"
 
 EPOCH_COLUMN = "epoch"
 
-# Files that get their final name, or jobs that are looked at: on an object store each is a few requests, one after the
-# other.
+# Files that get their final name, or jobs that are looked at, in parallel: on an object store each takes a few
+# requests, one after the other.
 _AT_A_TIME = 16
 _LOG = logging.getLogger(__name__)
 _COMMITS_DIR = "_stillstate/commits"
-# So many jobs that publish in one folder are looked at when another one begins to.
+# Maximum number of jobs publishing in one folder that are looked at when another one begins to.
 _STAGERS_MAX = 64
 
 
 class Sink(ABC):
-    """What `Stream.write` takes. Made by users; bound to a job and a name when the job is built.
+    """The argument of `Stream.write`. Made by users; bound to a job and a name when the job is built.
 
     Attributes:
-        may_have_python: whether what it does with an epoch's output may have Spark hand rows to Python.
+        may_have_python: whether its handling of an epoch's output may have Spark hand rows to Python.
     """
 
     may_have_python: ClassVar[bool] = True
 
     @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
-        """How tasks stage for this sink; `root` is the URL and options of the job root."""
+        """Return how tasks stage for this sink; `root` is the URL and options of the job root."""
 
     def check(self, schema: pa.Schema, where: str) -> None:  # noqa: B027 - most sinks take any rows
-        """Called when the job is built.
+        """Check the rows' schema; called when the job is built.
 
         Args:
-            schema: of the rows that come.
+            schema: of the sink's rows.
             where: which sink it is, for a message.
 
         Raises:
@@ -73,21 +73,21 @@ class Sink(ABC):
         """
 
     def layout(self, schema: pa.Schema) -> OutputLayout | None:
-        """How rows of a schema are laid out in a folder that readers take for a table; None if there is none."""
+        """Return how rows of a schema are laid out in a folder that readers take for a table; None without a folder."""
         return None
 
     def check_place(  # noqa: B027 - most sinks have no folder
         self, layout: OutputLayout, pending: Sequence[StagedFile], where: str
     ) -> None:
-        """Called before a run changes anything anywhere.
+        """Check the sink's place; called before a run changes anything anywhere.
 
         Args:
-            layout: what `layout` gave.
+            layout: the result of `layout`.
             pending: files that the newest snapshot names.
             where: which sink it is, for a message.
 
         Raises:
-            InvalidPipeline: the place holds what could not be read together with the new rows.
+            InvalidPipeline: the place holds files that could not be read together with the new rows.
         """
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Sink(ABC):
         """Make an epoch's output visible; repeated after a crash it ends in the same state."""
 
     def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
-        """The same for output that an earlier run may have published: what is published needs nothing any more."""
+        """Publish output that an earlier run may have published; output that is published is left alone."""
         self.publish(spec, output, spark)
 
     def own(self, spec: SinkSpec, claimant: Claimant) -> int:
-        """Called before a run removes, stages or publishes anything here.
+        """Own the sink's place; called before a run removes, stages or publishes anything here.
 
         Returns:
             The first term whose staged files the run's job root may remove.
@@ -110,11 +110,11 @@ class Sink(ABC):
         return 0
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
-        """The highest epoch that this job has published here, by the sink's own log; 0 if it keeps none."""
+        """Return the highest epoch that this job has published here, by the sink's own log; 0 if it keeps none."""
         return 0
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
-        """Called when a later manifest no longer names `output`: what only a repetition needed can go."""
+        """Remove files that only a repetition needed; called when a later manifest no longer names `output`."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,18 @@ class ParquetSink(Sink):
     """Parquet files in one folder, exactly once.
 
     `spark.read.parquet(path)` (and every other reader that skips names beginning with `_`) sees only committed files:
-    staged ones lie below `_stillstate/`, and get their final name after the manifest. Each epoch also leaves an entry
-    in the commit log, `_stillstate/commits/<job>-<sink>/<epoch>.json`, for readers that want whole epochs.
+    staged files are stored below `_stillstate/`, and get their final name after the manifest. Each epoch also leaves an
+    entry in the commit log, `_stillstate/commits/<job>-<sink>/<epoch>.json`, for readers that want whole epochs.
 
     Args:
         path: folder; a path or a URL like the store's.
         epoch_column: name of an added column with the epoch's number, by which consumers of update output pick
             the newest row of a key; None adds none.
         partition_by: columns whose values name folders, as Spark's `partitionBy` has it:
-            `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and stand in no file;
+            `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and are in no file;
             readers take them from the folders.
             Each task writes a file for each folder, epoch and 128 MiB of its rows, for 1,000 folders at most. One
-            folder of output has one way to be partitioned: readers refuse a mixture.
+            output folder has one way of partitioning: readers refuse a mixture.
         storage_options: for fsspec; never stored.
 
     Example:
@@ -196,8 +196,8 @@ class ParquetSink(Sink):
         return OutputLayout(self._store().url, columns, self.partition_by)
 
     def check_place(self, layout: OutputLayout, pending: Sequence[StagedFile], where: str) -> None:
-        """See `Sink.check_place`. Of each job that has published here one file is looked at, the end of it; of this
-        one a pending file, if there is any: its commit log is long, and is listed once the run is the only one."""
+        """See `Sink.check_place`. For each job that has published here, the end of one file is read. For this job it is
+        a pending file, if any: its commit log is long, and is listed once no other run is active."""
         store, mine = self._store(), pending[:1]
         files = [*mine, *_newest_files(store, known={_stager_of(file) for file in mine})]
         refuse_other_files(store, layout, files, where)
@@ -207,17 +207,17 @@ class ParquetSink(Sink):
         return _newest_epoch(spec.store(), spec.staging_prefix.rpartition("/")[2])
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
-        """Give every staged file its final name, several at a time, then note the epoch in the commit log.
+        """Give every staged file its final name, several at a time, then record the epoch in the commit log.
 
         Raises:
-            MissingFile: a file is gone that was not published, or the commit log has other files for the epoch.
+            MissingFile: an unpublished file is gone, or the commit log has other files for the epoch.
         """
         if not output.files:
             return
         store = spec.store()
         missing = _move_all(store, output.files)
         if missing is not None:
-            # A newer run may have published it, and somebody may have taken the files away since.
+            # A newer run may have published it, and its readers may have removed the files since.
             if _is_logged(spec, output):
                 return
             raise MissingFile(
@@ -229,11 +229,11 @@ class ParquetSink(Sink):
             )
         entry = encode_document("sink-commit", _SinkCommit(_stager(output), spec.name, output.epoch, output.files))
         if store.create(_entry_path(output), entry) is Created.LOST:
-            # Also an entry with the same files that another version of Stillstate wrote.
+            # The entry may also hold the same files but be written by another version of Stillstate.
             _is_logged(spec, output)
 
     def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
-        """The commit log is asked first: files of an epoch that it has may have been moved on, compacted or removed."""
+        """Ask the commit log first: files of a recorded epoch may have been moved on, compacted or removed."""
         if output.files and not _is_logged(spec, output):
             self.publish(spec, output, spark)
 
@@ -243,7 +243,7 @@ class ParquetSink(Sink):
 
 
 def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
-    """Give staged files their final names; when it returns or raises, none is being moved any more.
+    """Give staged files their final names; no file is being moved when it returns or raises.
 
     Returns:
         A file that exists under neither name; None if all have their final names.
@@ -264,13 +264,13 @@ def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
 
 
 def _newest_epoch(store: Store, stager: str) -> int:
-    """The highest epoch that the commit log has of one identity; 0 if there is none."""
+    """Return the highest epoch that the commit log has of one identity; 0 if it has none."""
     stems = (name.removesuffix(".json") for name in store.list_names(f"{_COMMITS_DIR}/{stager}"))
     return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
 
 
 def _newest_files(store: Store, known: Set[str]) -> list[StagedFile]:
-    """Of each identity that has published in a folder, but the known ones, a file of its newest epoch."""
+    """Return a file of the newest epoch of each identity that has published in a folder, without the known ones."""
     stagers = [name for name in store.list_names(_COMMITS_DIR) if name not in known][:_STAGERS_MAX]
     with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="outputs") as pool:
         found = list(pool.map(partial(_newest_file, store), stagers))
@@ -284,15 +284,15 @@ def _newest_file(store: Store, stager: str) -> StagedFile | None:
         data = store.read(path, MANIFEST_BYTES_MAX) if epoch else b""
         files = decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}").files if data else ()
     except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
-        # Of another job, or another version: no reason for this one not to start.
+        # The file is of another job or another version: no reason for this job not to start.
         _LOG.info("what %s has published in %s is not looked at: %s", stager, store.url, error)
         return None
     return files[0] if files else None
 
 
 def _stager(output: StagedOutput) -> str:
-    """Under which identity output was staged. Its entry in the commit log bears that name: after a claim or a rename
-    another job publishes it, and the first one may have begun to."""
+    """Return the identity under which output was staged. Its entry in the commit log has that name: after a claim or a
+    rename another job publishes it, and the first one may have begun to."""
     return _stager_of(output.files[0])
 
 
@@ -305,7 +305,7 @@ def _entry_path(output: StagedOutput) -> str:
 
 
 def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
-    """Whether the commit log says that output was published, whatever has become of its files.
+    """Return whether the commit log says that output was published, even if its files are gone by now.
 
     Raises:
         MissingFile: it has other files for that epoch. CorruptManifest, UnsupportedFormat: it cannot be read.
@@ -336,7 +336,7 @@ class ForeachEpoch(Sink):
         return f"foreach_epoch({getattr(self._function, '__name__', 'function')})"
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
-        """Staged below the job root: what a repetition delivers must be what the first call got."""
+        """Stage below the job root: a repetition must deliver the same rows as the first call."""
         return SinkSpec(
             name=name,
             store_url=root[0],
@@ -349,8 +349,8 @@ class ForeachEpoch(Sink):
         """Call the function.
 
         Raises:
-            UserCodeError: the function raised. The checkpoint stands; the next run calls it again, with the same rows
-                and the same epoch id.
+            UserCodeError: the function raised. The checkpoint stays valid; the next run calls the function again, with
+                the same rows and the same epoch id.
         """
         if not output.files or spark is None:
             return
@@ -396,16 +396,16 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
     rows and the same id. A function that uses both the id of the job's root and the epoch (Delta's `txnAppId` and
     `txnVersion`, a key in a database) is exactly-once as long as the root is the same.
 
-    The epoch alone is not enough. A root that was made anew counts from 1 again, and a fork counts on from the epoch of
-    its source: a table that knows only the epoch takes their rows for a repetition and drops them. Ask
+    The epoch alone is not enough. A root that was created again counts from 1 again, and a fork counts on from the
+    epoch of its source: a table that knows only the epoch takes their rows for a repetition and drops them. Ask
     `JobContext.root_id()` (or `StreamingJob.root_id()`) in the function. Two cases it does not tell apart:
     after `rollback` the input is read again under higher epochs, so its rows come once more; and a root that was put
-    back from an older copy of itself has its id and uses epochs again, so choose another `txnAppId` by hand then.
+    back from an older copy of itself has its id and uses epochs again, so set another `txnAppId` yourself then.
 
     Args:
         function: gets the epoch's output rows and the epoch's number.
         empty_epochs: call it for epochs without output rows too, with an empty frame, as Spark's `foreachBatch` does:
-            for what must happen each time (a heartbeat, a watermark in a table). Each of them stages a small file.
+            for actions of every epoch (a heartbeat, a watermark in a table). Each such epoch stages a small file.
 
     Example:
         def append(df, epoch):
@@ -418,7 +418,7 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
 
 
 def read_staged(spark: SparkSession, spec: SinkSpec, output: StagedOutput) -> DataFrame:
-    """An epoch's staged files as a DataFrame. Tasks read them through our store, so Spark needs no connector for it."""
+    """Read an epoch's staged files as a DataFrame. Tasks use Stillstate's store: no connector is needed."""
     from state_runtime.spark.arrow import spark_schema_of
 
     store = spec.store()

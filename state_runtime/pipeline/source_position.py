@@ -1,12 +1,12 @@
-"""The source position: out of Spark's own checkpoint directory into the manifest, and back into a fresh directory.
+"""The source position: from Spark's own checkpoint directory into the manifest, and back into a fresh directory.
 
-Spark's checkpoint directory is scratch on the driver's disk. What it says about the sources is in every snapshot; a run
-that starts from a snapshot primes a fresh directory, so that Spark resumes right after the snapshot's batch. What a
-source keeps in `sources/<i>/` is one of two things:
+Spark's checkpoint directory is scratch on the driver's disk. Every snapshot holds what the directory says about the
+sources. A run that starts from a snapshot primes a fresh directory, so that Spark resumes right after the snapshot's
+batch. A source keeps one of two things in `sources/<i>/`:
 
-    a log of seen files     of a file source; grows with the input. Its new lines go into the changelog
-    anything else           a rate source's time of creation, Kafka's first offsets, files of connectors: small, and
-                            carried byte for byte
+    a log of seen files     of a file source; it grows with the input. Its new lines go into the changelog
+    other small files       a rate source's time of creation, Kafka's first offsets, files of connectors: carried
+                            byte for byte
 
 Tried on Spark 4.3.0; the files are described in docs/format.md.
 """
@@ -49,14 +49,14 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _LOG_VERSION = "v1"
-# `str.isdigit` takes digits that `int` refuses, and digits of other scripts.
+# `str.isdigit` accepts digits that `int` refuses, and digits of other scripts.
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
 COMPACT_INTERVAL_CONF = "spark.sql.streaming.fileSource.log.compactInterval"
 COMPACT_INTERVAL = 10
-"""Spark writes a compacted log of seen files after so many entries, unless `COMPACT_INTERVAL_CONF` says otherwise."""
+"""Number of entries after which Spark compacts a log of seen files, unless `COMPACT_INTERVAL_CONF` is set."""
 _COMPACT = re.compile(r"([0-9]+)\.compact\Z")
 _BLOCK_BYTES = 64 * KIB
-# In a line of the log; the path is that of a URI.
+# In a line of the log; the path is the path of a URI.
 _PATTERN_PATH = re.compile(r'"path":\s*"([^"]*(?:[\[\]{}*?]|%5[BCDbcd]|%7[BDbd]|%3[Ff]|%2[Aa])[^"]*)"')
 
 
@@ -72,8 +72,8 @@ class SparkCheckpoint:
     """Spark's checkpoint directory of one run, on the driver's local disk.
 
     Attributes:
-        compact_interval: Spark's setting `COMPACT_INTERVAL_CONF`. Spark looks for compacted files by arithmetic, so a
-            primed log must have them where this interval puts them.
+        compact_interval: Spark's setting `COMPACT_INTERVAL_CONF`. Spark computes the names of compacted files from it,
+            so a primed log must have them where this interval puts them.
     """
 
     def __init__(self, folder: Path, compact_interval: int = COMPACT_INTERVAL) -> None:
@@ -108,17 +108,17 @@ class SparkCheckpoint:
             path.write_bytes(base64.b64decode(file.content))
 
     def clock(self, batch_id: int) -> BatchClock:
-        """Batch time and watermark of a batch that Spark has planned."""
+        """Return batch time and watermark of a batch that Spark has planned."""
         header = self._offsets(batch_id).split("\n")[1]
         values = json.loads(header)
         return BatchClock(int(values["batchTimestampMs"]), int(values["batchWatermarkMs"]))
 
     def position(self, batch_id: int) -> SourcePosition:
-        """The position after a batch, to be stored in the manifest; the batch's commit is ours, so it is written
-        here.
+        """Return the position after a batch, for the manifest. Stillstate decides the batch's commit, so the entry for
+        Spark's commit log is made here.
 
         Raises:
-            InvalidData: a source keeps more for itself than a snapshot can carry.
+            InvalidData: a source keeps more files or bytes than a snapshot can carry.
         """
         offsets = self._offsets(batch_id)
         watermark_ms = json.loads(offsets.split("\n")[1])["batchWatermarkMs"]
@@ -136,14 +136,14 @@ class SparkCheckpoint:
         )
 
     def new_log_lines(self, before: SourcePosition | None, after: SourcePosition) -> dict[int, list[str]]:
-        """Per file source, the lines of its log that are new since `before`. What it reads is as much as is new.
+        """Return per file source the lines of its log that are new since `before`. It reads only the new lines.
 
         Raises:
             CorruptData: the log is not as Spark writes it. ScratchRemoved: files of a source are gone.
             InvalidData: a source has seen more files than can be kept, or Spark may have read files of the batch twice.
         """
         if before is not None and (removed := _keeping(before) - _keeping(after)):
-            # Without its log a source of files reads all of them again after the next restart.
+            # Without its log a file source reads all its files again after the next restart.
             raise removed_scratch(str(self.folder / "sources" / str(min(removed))))
         new: dict[int, list[str]] = {}
         for source in after.logs:
@@ -161,12 +161,12 @@ class SparkCheckpoint:
         return _read(self.folder / "offsets" / str(batch_id))
 
     def _commit_version(self, batch_id: int) -> str:
-        """The version line of this session's commit log; a primed directory must use the same."""
+        """Return the version line of this session's commit log; a primed directory must use the same."""
         previous = self.folder / "commits" / str(batch_id - 1)
         return _read(previous).split("\n", 1)[0] if previous.exists() else _LOG_VERSION
 
     def _sources(self) -> list[int]:
-        """Numbers of the sources that keep anything of their own."""
+        """Return the numbers of the sources that have a folder in the checkpoint directory."""
         folder = self.folder / "sources"
         return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.match(p.name)) if folder.is_dir() else []
 
@@ -203,7 +203,7 @@ class SparkCheckpoint:
         )
 
     def _check_total(self, source: int, compact: Path) -> None:
-        """A compacted file is all that the source has ever seen: its size is what every restart brings back."""
+        """Refuse a compacted file that is too large: it lists all files ever seen, and each restart writes it."""
         size = compact.stat().st_size
         advice = (
             "Spark reads and writes this whole list whenever it compacts it. Collect the input into fewer, larger "
@@ -227,17 +227,17 @@ class SparkCheckpoint:
 
 
 def _keeping(position: SourcePosition) -> set[int]:
-    """Numbers of the sources that keep something of their own."""
+    """Return the numbers of the sources that have a log or files in a position."""
     return {*position.logs, *(int(file.path.partition("/")[0]) for file in position.files)}
 
 
 def _refuse_read_twice(lines: list[str]) -> None:
     """Refuse a batch of several files if the name of one is a pattern.
 
-    Spark expands the names of a batch, so that a file is read for its own name and for each pattern that fits it.
+    Spark expands the names of a batch, so a file is read for its own name and for each pattern that matches it.
 
     Raises:
-        InvalidData: which file, and what to do.
+        InvalidData: names the file and the remedy.
     """
     found = _PATTERN_PATH.search("\n".join(lines)) if len(lines) > 1 else None
     if found is not None:
@@ -253,11 +253,11 @@ def write_source_log(folder: Path, texts: Iterable[str], last: int, interval: in
     """Write a file source's log as Spark lays it out: up to the newest multiple of the interval one compacted file,
     then one file per entry.
 
-    Old lines are copied as they are; only the texts that reach beyond the compacted file are looked into.
+    Old lines are copied as they are; only texts with entries after the compacted file are parsed.
 
     Args:
         texts: the log, oldest first; each text is one or more lines.
-        last: number of the newest entry; -1 if there is none.
+        last: number of the newest entry; -1 if the log is empty.
 
     Raises:
         CorruptData: it has lines beyond `last`, or more than a log can have. OSError: the disk cannot be written.
@@ -284,7 +284,7 @@ def write_source_log(folder: Path, texts: Iterable[str], last: int, interval: in
 
 
 def _sorted_out(text: str, newer: dict[int, list[str]], compacted: int) -> bytes:
-    """Put the lines of newer entries where they belong; what is left goes into the compacted file."""
+    """Put the lines of newer entries into `newer`, and return the others, for the compacted file."""
     old = []
     for line in text.split("\n"):
         entry = _entry_of(line)
@@ -301,12 +301,12 @@ def _sorted_out(text: str, newer: dict[int, list[str]], compacted: int) -> bytes
 
 
 def is_file_source(offset: Any, folder: Path) -> bool:
-    """Whether a source is one of files: its offset is the number of an entry, and its folder holds the log of these.
+    """Return whether a source is a file source: its offset is an entry's number and its folder holds a log of files.
 
-    A Kafka topic may be called `logOffset` and a connector may number files of its own, so neither is enough.
+    A Kafka topic may be called `logOffset`, and a connector may number its own files, so neither test is enough alone.
 
     Args:
-        offset: the source's, parsed; None if it has none yet.
+        offset: the source's offset, parsed; None if it has none yet.
         folder: `sources/<i>` of Spark's checkpoint directory.
     """
     if log_offset_of(offset) is None:
@@ -317,17 +317,17 @@ def is_file_source(offset: Any, folder: Path) -> bool:
     with (folder / max(names, key=lambda name: int(name.partition(".")[0]))).open("rb") as file:
         head = file.read(_BLOCK_BYTES).decode(errors="replace")
     version, _, rest = head.partition("\n")
-    # A version that is not known is refused where the log is read; to pass it over would read all files again.
+    # An unknown version is refused where the log is read; to ignore the log would read all files again.
     return version != _LOG_VERSION or not rest or rest.startswith('{"path":')
 
 
 def same_offsets(left: str, right: str) -> bool:
-    """Whether two texts of an offsets file describe the same input; times and settings may differ."""
+    """Return whether two texts of an offsets file describe the same input; times and settings may differ."""
     return left.split("\n")[2:] == right.split("\n")[2:]
 
 
 def _offset(offsets: str, source: int) -> Any:
-    """The offset of a source; None if it has none yet, or it is not JSON."""
+    """Return the parsed offset of a source; None if it has none yet, or it is not JSON."""
     lines = offsets.split("\n")[2:]
     if source >= len(lines) or lines[source] == "-":
         return None
@@ -338,14 +338,14 @@ def _offset(offsets: str, source: int) -> Any:
 
 
 def log_offset_of(offset: Any) -> int | None:
-    """The newest entry in its log, if this can be the offset of a file source; a topic of Kafka has an object there."""
+    """Return the log's newest entry if this can be a file source's offset; for a Kafka topic the value is an object."""
     if isinstance(offset, dict) and list(offset) == ["logOffset"] and type(offset["logOffset"]) is int:
         return int(offset["logOffset"])
     return None
 
 
 def _log_offset(offsets: str, source: int) -> int:
-    """The newest entry in the log of a file source; -1 before the first one."""
+    """Return the newest entry in the log of a file source; -1 before the first one."""
     entry = log_offset_of(_offset(offsets, source))
     return -1 if entry is None else entry
 
@@ -358,7 +358,7 @@ def _entry_of(line: str) -> int:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Files of a source, without the hidden ones that Hadoop's file systems put beside them (checksums, unfinished
+    """Yield the files of a source, without the hidden ones that Hadoop's file systems add (checksums, unfinished
     writes)."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.name.startswith("."):
@@ -376,7 +376,7 @@ def _cannot_be_carried(source: int, offsets: str, name: str) -> InvalidData:
 
 
 def _newest_lines(compact: Path, entry: int) -> list[str]:
-    """The lines of the newest entry in a compacted file. They are its last ones, so it is read from the end."""
+    """Return the lines of the newest entry in a compacted file, which is read from its end."""
     with compact.open("rb") as file:
         _check_version(compact, file.read(len(_LOG_VERSION) + 1).decode(errors="replace").rstrip("\n"))
         newest: list[str] = []
@@ -388,7 +388,7 @@ def _newest_lines(compact: Path, entry: int) -> list[str]:
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[str]:
-    """The lines of a file from the last to the second; the first one is the version."""
+    """Yield the lines of a file from the last to the second; the first one is the version."""
     at, rest, taken = file.seek(0, os.SEEK_END), b"", 0
     while at > 0:
         step = min(at, _BLOCK_BYTES)

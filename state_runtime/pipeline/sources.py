@@ -1,4 +1,4 @@
-"""What a job reads: one streaming frame, or two that an interval join brings together in one.
+"""The input of a job: one streaming frame, or two that an interval join unites into one.
 
 Spark gives `foreachBatch` one frame. So the two sides of a join are united into one stream with a column that tells
 them apart, the layout of `processors/builtin/interval_join.py`; each batch then holds both sides' rows of its moment,
@@ -56,7 +56,7 @@ _KAFKA_CONNECTOR = (
 )
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 _FILE_AGE: Final = "7d"
-"""Spark's `maxFileAge` where none is given."""
+"""Spark's default of `maxFileAge`."""
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
@@ -64,7 +64,7 @@ Source = DataFrame | Callable[[SparkSession], DataFrame]
 
 @dataclass(frozen=True)
 class OpenedSource:
-    """The streaming frame, and what is known of it.
+    """The streaming frame and its known properties.
 
     Attributes:
         watermarks: its columns with event time.
@@ -78,10 +78,10 @@ class OpenedSource:
 
 
 def open_source(spark: SparkSession, job: str, graph: Graph) -> OpenedSource:
-    """Make the streaming frame of a job: of its source, or of the two that its join reads.
+    """Make the streaming frame of a job: of its source, or of the two sources that its join reads.
 
     Raises:
-        InvalidPipeline: it is not a streaming frame, or a key column is missing.
+        InvalidPipeline: the result is not a streaming frame, or a key column is missing.
         UserCodeError: the user's function raised.
     """
     frames = {
@@ -108,7 +108,7 @@ def open_source(spark: SparkSession, job: str, graph: Graph) -> OpenedSource:
 
 
 def way_to_key(name: str, schema: T.StructType) -> str:
-    """What to say behind an error about a key column that is not there: the column that was probably meant."""
+    """Return the hint for an error about a missing key column: the column that was probably meant."""
     alike = [column for column in schema.names if column.lower() == name.lower()]
     if alike:
         return f". Write key_by({alike[0]!r}): names are compared exactly, also if spark.sql.caseSensitive is false"
@@ -122,22 +122,22 @@ def way_to_key(name: str, schema: T.StructType) -> str:
 
 
 def cleans_up(frame: DataFrame) -> bool:
-    """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`)."""
+    """Return whether a file source removes or moves files that Spark has read (option `cleanSource`)."""
     return any(source.options.get("cleansource", "off").lower() != "off" for source in stream_sources(frame))
 
 
 def warn_of_files_passed_over(frame: DataFrame, job: str) -> None:
-    """Warn of each file source whose options let Spark pass over input files.
+    """Warn of each file source whose options let Spark skip input files.
 
-    Spark neither counts what `maxFileAge` passes over nor says which files it is; to find out would take a listing of
-    our own.
+    Spark neither counts nor names the files that `maxFileAge` skips; to find them, Stillstate would have to list the
+    folder itself.
     """
     conf = frame.sparkSession.conf
     for options in (source.options for source in stream_sources(frame)):
         path = shown(options.get("path", "without a path"))
         latest_first = _is_true(options.get("latestfirst", "false"))
         is_bounded = bool({"maxfilespertrigger", "maxbytespertrigger"} & options.keys())
-        # Spark goes by no age if it takes the latest files first and not all at once.
+        # Spark ignores the age if it takes the latest files first and not all at once.
         if ("maxfileage" in options or latest_first) and not (latest_first and is_bounded):
             _LOG.warning(
                 "job %r: of the source %s Spark passes over each new file that was last modified more than maxFileAge "
@@ -164,13 +164,13 @@ def _is_true(text: str) -> bool:
 
 
 def warn_of_patterns(frame: DataFrame, job: str) -> None:
-    """Warn of each source path that Spark takes for a pattern and that nothing fits: Spark refuses a folder that is not
-    there, and of a pattern it reads nothing without a word."""
+    """Warn of each source path that Spark takes for a pattern and that matches nothing: Spark refuses a missing folder,
+    but silently reads nothing of such a pattern."""
     for source in stream_sources(frame):
         path = source.options.get("path", "")
         if not _PATTERN.search(path):
             continue
-        # Only a warning hangs on it. Whether the file system answers, the first batch finds out.
+        # The result only decides a warning. If the file system does not answer, the first batch will fail.
         found = fits_pattern(frame.sparkSession, path)
         if found is None:
             continue
@@ -188,17 +188,17 @@ def warn_of_patterns(frame: DataFrame, job: str) -> None:
 
 
 def unrepeatable_source(frame: DataFrame) -> str:
-    """The name of a source that cannot give the same rows again, so that no run could go on from a snapshot; "" if
-    there is none. Of Spark's own that is `socket`."""
+    """Return the name of a source that cannot give the same rows again, so that no run could continue from a snapshot;
+    "" if all can. Of Spark's own sources this is `socket`."""
     return next((s.name for s in stream_sources(frame) if s.name.lower() in _UNREPEATABLE), "")
 
 
 def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFrame:
-    """A streaming frame without the steps of its plan that observe event times for Spark's own watermark.
+    """Return a streaming frame without the plan steps that observe event times for Spark's own watermark.
 
-    An epoch observes them itself; for each row and plan they cost all the same, and Spark cannot generate one piece of
-    code across them. A frame stays as it is where an epoch asks these steps, and where its plan has another shape than
-    in Spark 4.3.
+    An epoch observes event times itself. Spark's steps still cost time for each row and plan, and Spark cannot generate
+    one piece of code across them. A frame stays as it is if an epoch reads these steps, or if its plan has another
+    shape than in Spark 4.3.
 
     Args:
         watermarks: of the frame (`OpenedSource`).
@@ -211,7 +211,7 @@ class _Side:
     """One of the two streams of a join.
 
     Attributes:
-        keys: the columns that must equal those of the other side, one by one.
+        keys: the columns that must equal those of the other side, pairwise in order.
     """
 
     frame: DataFrame
@@ -239,8 +239,8 @@ def _frame(spark: SparkSession, job: str, source: Source) -> DataFrame:
 
 
 def _of_read(job: str, error: Exception) -> StillstateError:
-    """What the user's function raised: a source that is not there, or a fault of the function's; of an exception of
-    Java's the root cause comes first."""
+    """Return the typed error for an exception of the user's function: a missing source, or a fault of the function; for
+    a Java exception the root cause comes first."""
     if _NO_KAFKA in str(error):
         return InvalidPipeline(f"job {job!r}: {_KAFKA_CONNECTOR}")
     typed = typed_error(error)
@@ -265,15 +265,15 @@ def _united(left: _Side, right: _Side) -> DataFrame:
 def _watermarks(
     spark: SparkSession, job: str, frame: DataFrame, inputs: Sequence[DataFrame], columns: tuple[WatermarkColumn, ...]
 ) -> tuple[WatermarkColumn, ...]:
-    """How far the source has come: by its own columns, if these say it of each input; else by the inputs.
+    """Return how far the source has come: by its own columns if they cover each input, else by the inputs.
 
     Args:
         frame: the source.
-        inputs: it, or the two sides that it is made of.
+        inputs: the source itself, or the two sides that it is made of.
         columns: of the source, with event time.
 
     Raises:
-        InvalidPipeline: a stream has a watermark upon another one, or this Spark does not say what its inputs see.
+        InvalidPipeline: a stream has a watermark upon another one, or this Spark cannot report input times.
     """
     redefined = redefined_watermarks(frame)
     if redefined and str(spark.conf.get(_REDEFINITION_REFUSED_CONF, "true")).lower() == "true":

@@ -1,4 +1,4 @@
-"""Settings of Spark's session that a job honours, and those that it cannot, which it names at the start."""
+"""Spark session settings that a job honours, and those that it cannot honour, which it names in a warning at start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_HONOURED = (
         f"frames and batches are bounded in rows only; set {_FRAME_ROWS} for the frames of pandas processors",
     ),
 )
-"""Name, the value that asks for nothing, and what happens instead."""
+"""Name, the value that requests nothing, and what happens instead."""
 
 
 class _Settings(Protocol):
@@ -58,10 +58,10 @@ class _ChangeableSettings(_Settings, Protocol):
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What a pipeline takes over from the session.
+    """The settings that a pipeline takes from the session.
 
     Attributes:
-        time_zone: in which user code sees timestamps.
+        time_zone: the zone in which user code sees timestamps.
         frame_rows_max: rows of one frame of a pandas processor.
         is_avro: whether Spark would store its state as Avro, which refuses columns that cannot be null.
     """
@@ -72,7 +72,7 @@ class SessionSettings:
 
 
 def session_settings(settings: _Settings) -> SessionSettings:
-    """Read the settings of a session; warn of each that is set and has no effect here."""
+    """Read the settings of a session, and warn of each one that is set but has no effect here."""
     for name, neutral, instead in _NOT_HONOURED:
         value = settings.get(name, neutral) or neutral
         if _bytes_plain(value) != neutral:
@@ -87,19 +87,19 @@ def session_settings(settings: _Settings) -> SessionSettings:
 
 @dataclass
 class PieceBounds:
-    """Whether the pieces in which Spark hands rows to Python are bounded in bytes beside rows.
+    """The choice whether the pieces in which Spark hands rows to Python are bounded in bytes as well as in rows.
 
-    Spark 4.3 bounds them by 64 MiB, for which it adds up the sizes of all columns' buffers after each row: a fifth of
-    what its tasks do for rows of four numbers (docs/design/0037-handover.md). Where the rows that came were so narrow
-    that a piece of as many as Spark hands over takes a quarter of that at most, it is asked to count rows only. The
-    first two batches of a run are bounded in bytes, and so are those that begin after a batch with wider rows: rows
-    must become four times as wide from one batch to the next before a piece is larger than Spark's bound, and only in
-    two batches it may be.
+    Spark 4.3 bounds a piece by 64 MiB. For this it adds up the sizes of all columns' buffers after each row: a fifth of
+    its tasks' work for rows of four numbers (docs/design/0037-handover.md). If the rows of the last batch were so
+    narrow that a piece with the maximum number of rows takes at most a quarter of that bound, Spark is asked to count
+    rows only. The first two batches of a run are bounded in bytes, and so are batches that begin after a batch with
+    wider rows. So a piece exceeds Spark's bound only if rows become four times as wide from one batch to the next, and
+    only in two batches.
 
     Life cycle: made with the run → before each batch `ask` → after it `seen`.
 
     Attributes:
-        rows_max: of a piece; None: bounds stay as they are.
+        rows_max: maximum rows of a piece; None: the bounds stay as they are.
     """
 
     rows_max: int | None
@@ -108,10 +108,10 @@ class PieceBounds:
 
     @staticmethod
     def of(settings: _Settings, *, hands_only_its_own: bool) -> PieceBounds:
-        """As the session has them; a number of bytes that is not Spark's default is somebody's wish.
+        """Make the bounds from the session. A number of bytes other than Spark's default was set on purpose and stays.
 
         Args:
-            hands_only_its_own: see `CompiledPipeline`; of the rows of others nobody knows how wide they are.
+            hands_only_its_own: see `CompiledPipeline`; the width of other rows is not known.
         """
         rows_max = int(settings.get(_FRAME_ROWS, str(_FRAME_ROWS_DEFAULT)) or _FRAME_ROWS_DEFAULT)
         wanted = settings.get(_PIECE_BYTES, str(_PIECE_BYTES_DEFAULT)) or str(_PIECE_BYTES_DEFAULT)
@@ -119,11 +119,11 @@ class PieceBounds:
         return PieceBounds(rows_max if hands_only_its_own and rows_max > 0 and is_default else None)
 
     def ask(self, settings: _ChangeableSettings) -> None:
-        """Set what the next batch is to have, if it is not what the last one had.
+        """Set the bound for the next batch, if it differs from that of the last one.
 
         Args:
-            settings: of the session in which Spark runs batches. Spark has told this batch's tasks already: they
-                have it from the next one on.
+            settings: of the session in which Spark runs batches. Spark has already configured this batch's tasks: the
+                setting takes effect from the next batch on.
         """
         if self._by_rows == self._is_asked:
             return
@@ -131,10 +131,10 @@ class PieceBounds:
         self._is_asked = self._by_rows
 
     def seen(self, row_bytes: int) -> None:
-        """Learn from a batch.
+        """Record the row width of a batch.
 
         Args:
-            row_bytes: in memory, of its widest piece by row; 0: none came.
+            row_bytes: bytes per row in memory, of the batch's widest piece; 0: the batch had no rows.
         """
         if self.rows_max is not None and row_bytes > 0:
             self._by_rows = row_bytes * self.rows_max <= _PIECE_BYTES_DEFAULT // 4
@@ -142,8 +142,8 @@ class PieceBounds:
 
 @contextmanager
 def shuffles_as_wide_as_the_job(settings: _ChangeableSettings, parallelism: int) -> Iterator[None]:
-    """While a run lasts, what a user's `transform` shuffles has as many partitions as the job has shards, where the
-    session has Spark's default: 200 tasks for each epoch's few rows, as adaptive execution is off."""
+    """While a run lasts, shuffle a user's `transform` into as many partitions as the job has shards, where the session
+    has Spark's default: that default is 200 tasks for each epoch's few rows, as adaptive execution is off."""
     explicit = settings.get(SHUFFLE_PARTITIONS_CONF, None)
     if explicit not in (None, _SHUFFLE_PARTITIONS_DEFAULT):
         yield
@@ -162,5 +162,5 @@ def shuffles_as_wide_as_the_job(settings: _ChangeableSettings, parallelism: int)
 
 
 def _bytes_plain(value: str) -> str:
-    """A value as it is compared: Spark may give a number of bytes with its unit."""
+    """Return a value in the form in which it is compared: Spark may add a unit to a number of bytes."""
     return value.lower().removesuffix("b")

@@ -1,4 +1,4 @@
-"""What tasks staged for the sinks of an epoch; values only, pure."""
+"""The files that tasks staged for the sinks of an epoch; values only, pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["StagedFiles", "staged_outputs"]
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """What one task staged for one sink."""
+    """The files that one task staged for one sink."""
 
     sink: str
     files: tuple[StagedFile, ...]
 
 
 def staged_outputs(acknowledged: Sequence[StagedFiles], sinks: Iterable[str], epoch: int) -> tuple[StagedOutput, ...]:
-    """Per sink, by name, what all tasks of an epoch staged."""
+    """Return per sink, by name, the files that all tasks of an epoch staged."""
     return tuple(
         StagedOutput(name, epoch, tuple(f for staged in acknowledged if staged.sink == name for f in staged.files))
         for name in sinks

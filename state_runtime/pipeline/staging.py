@@ -1,6 +1,6 @@
-"""Where and how a task stages the rows of a sink: as Parquet files that no reader looks at; runs inside Spark tasks.
+"""Staging of a sink's rows by a task, as Parquet files that no reader looks at; runs inside Spark tasks.
 
-What gives them their final names is in pipeline/sinks.py.
+pipeline/sinks.py gives the files their final names.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from state_runtime.store import Store, shared_store
 
 __all__ = ["SinkSpec"]
 
-# Files are closed at this size, and rows for folders cut at this many bytes of them. It is also what one task holds in
-# memory per sink; while it cuts, three times that.
+# Files are closed at this size, and rows for folders are cut at this many bytes. It is also the memory of one task per
+# sink; while rows are cut, three times that.
 _FILE_BYTES_MAX = 128 * MIB
-# Files that are stored at a time: a folder's may be small, and each is a request to an object store.
+# Files that are stored at a time: a folder's files may be small, and each is a request to an object store.
 _PUTS = 8
-# Of one task's rows in one epoch: manifests name each file.
+# Folders of one task's rows in one epoch: manifests name each file.
 _FOLDERS_MAX = 1_000
 _ROW_GROUP_ROWS = 1 << 20
-# What `_Staging` gives.
+# The names that `_Staging` gives.
 _TERM = re.compile(r"[0-9]{20}\Z")
 _STAGED = re.compile(r"[A-Za-z0-9._=-]+\.parquet\Z")
 
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` stays out of every repr.
+    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` is in no repr.
 
     Attributes:
-        empty_epochs: it is told of epochs without rows too: the driver stages a file that has none.
+        empty_epochs: the sink is called for epochs without rows too: the driver stages a file without rows.
         partition_by: columns whose values name the folder of a row's file.
     """
 
@@ -56,18 +56,18 @@ class SinkSpec:
     partition_by: tuple[str, ...] = ()
 
     def store(self) -> Store:
-        """The store below which `staged` and `final` paths lie."""
+        """Return the store that contains the `staged` and `final` paths."""
         return shared_store(self.store_url, self.storage_options)
 
     def remove_abandoned(self, term: int, named: Set[str], since_term: int = 0) -> None:
-        """Remove what runs before `term` staged, except what the newest manifest names.
+        """Remove files that runs before `term` staged, except those that the newest manifest names.
 
         Args:
-            since_term: what runs before that one staged is not to be removed: it may be another root's
+            since_term: files staged by runs before this term are kept: they may belong to another root
                 (pipeline/output_owner.py).
 
-        Those runs are fenced: whatever they stage can never be named by a manifest. Names that no task of ours gives
-        are somebody else's: they stay.
+        Those runs are fenced: no manifest can ever name what they stage. Files with names that no Stillstate task gives
+        are kept.
         """
         store = self.store()
         for folder in store.list_names(self.staging_prefix):
@@ -79,9 +79,9 @@ class SinkSpec:
                     store.delete(path)
 
     def remove_epoch(self, term: int, epoch: int) -> None:
-        """Remove what a run's tasks staged of an epoch that has not happened, whether or not they could tell of it.
+        """Remove the files that a run's tasks staged for an epoch that has not happened, reported or not.
 
-        Race: what a task of a dying action stages after this stays until the next run (`remove_abandoned`).
+        Race: files that a task of a dying action stages after this call stay until the next run (`remove_abandoned`).
         """
         store, folder = self.store(), f"{self.staging_prefix}/{term:020d}"
         for name in store.list_names(folder):
@@ -89,10 +89,10 @@ class SinkSpec:
                 store.delete(f"{folder}/{name}")
 
     def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
-        """Begin staging for one task; names are unique to the attempt.
+        """Begin staging for one task; file names are unique to the attempt.
 
         Args:
-            epoch: its number, which is never published twice with other rows.
+            epoch: number of the epoch; the same number is never published with other rows.
         """
         return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
 
@@ -120,7 +120,7 @@ class _File:
         self.rows += batch.num_rows
 
     def close(self) -> pa.Buffer:
-        """Its bytes."""
+        """Close the file and return its bytes."""
         self._writer.close()
         return self._buffer.getvalue()
 
@@ -140,10 +140,10 @@ class _Staging:
         self._folders: set[str] = set()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows.
+        """Stage rows.
 
         Raises:
-            InvalidData: they are of too many folders, or of one that cannot be named. `finish` raises it too.
+            InvalidData: the rows have too many folders, or a folder that cannot be named. `finish` raises it too.
         """
         if batch.num_rows == 0:
             return
@@ -160,11 +160,11 @@ class _Staging:
             self._store_open()
 
     def begin(self, schema: pa.Schema) -> None:
-        """Open a file; it is stored even if no row comes."""
+        """Open a file; it is stored even if no rows follow."""
         self._open = _File(schema)
 
     def finish(self) -> StagedFiles:
-        """Store what is left."""
+        """Store the remaining rows."""
         self._store_open()
         self._store_folders()
         return StagedFiles(self._spec.name, tuple(self._files))
@@ -175,8 +175,8 @@ class _Staging:
             self._spec.store().put(*self._closed(file))
 
     def _wait_for_more(self, batch: pa.RecordBatch) -> None:
-        """Rows are cut into folders many at a time: a file for each folder open all along, with a few rows of each
-        batch, takes sixteen times as long and stores three times the bytes (docs/design/0039-folders.md)."""
+        """Collect rows, to cut many into folders at once. One open file for each folder, with a few rows of each batch,
+        would take sixteen times as long and store three times the bytes (docs/design/0039-folders.md)."""
         broken = broken_text(batch.select(self._spec.partition_by))
         if broken is not None:
             raise InvalidData(
@@ -190,7 +190,7 @@ class _Staging:
             self._store_folders()
 
     def _store_folders(self) -> None:
-        """Store a file for each folder, several at a time; when it returns or raises, none is being stored any more."""
+        """Store a file for each folder, several at a time; no put is running when it returns or raises."""
         if not self._waiting:
             return
         rows = pa.concat_batches(self._waiting)
@@ -218,7 +218,7 @@ class _Staging:
             yield folder, file
 
     def _closed(self, file: _File, folder: str = "") -> tuple[str, pa.Buffer]:
-        """Note a file; where it is to be stored, and its bytes."""
+        """Record a finished file and return its staged path and its bytes."""
         body = file.close()
         name = f"{self._name}-{len(self._files):03d}.parquet"
         staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"

@@ -1,7 +1,7 @@
-"""Operators of Spark's own that keep state: refused in the stream that a job reads.
+"""Spark's own stateful operators, which are refused in the stream that a job reads.
 
-Their state lies in Spark's checkpoint directory, which is scratch here and made anew by each run: the first run would
-go well, and no later one could begin.
+Their state is stored in Spark's checkpoint directory, which is scratch here and created again by each run: the first
+run would succeed, and every later one would fail to start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["refuse_stateful"]
 
 _JOIN: Final = ("a join of two streams", ".key_by(…).interval_join(…)")
 _PROCESSOR: Final = ".key_by(…).transform_with_state(…)"
-# By the class of the node: what it is called in Spark, and what to write instead.
+# By the class of the node: its name in Spark, and the replacement.
 _STATEFUL: Final[Mapping[str, tuple[str, str]]] = {
     "Aggregate": (
         "groupBy(…) with aggregates",
@@ -41,10 +41,10 @@ _STATEFUL: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def refuse_stateful(frame: DataFrame, job: str) -> None:
-    """Nothing, of a stream that Spark keeps no state for. Tables that it is joined with may be made in any way.
+    """Refuse a stream for which Spark keeps state. Tables that it is joined with may be made in any way.
 
     Raises:
-        InvalidPipeline: names the operation, and what to write instead.
+        InvalidPipeline: names the operation and the replacement.
     """
     for node in _streaming(plan_of(frame)):
         streams = [child for child in node.children if child.is_streaming]
@@ -61,7 +61,7 @@ def refuse_stateful(frame: DataFrame, job: str) -> None:
 
 
 def _streaming(plan: PlanNode) -> Iterator[PlanNode]:
-    """The nodes of a plan that stream, from the inside out: the innermost is what a user has to change first."""
+    """Yield the streaming nodes of a plan, innermost first: the user has to change the innermost one first."""
     if plan.is_streaming:
         for child in plan.children:
             yield from _streaming(child)

@@ -1,15 +1,15 @@
-"""Event time: how far the source has come, and the clock of an epoch that follows from it; pure but for the SQL it
-names.
+"""Event time: how far the source has come, and the clock of an epoch that follows from it; pure except for SQL.
 
 The user marks the event-time column with Spark's own `withWatermark`; Spark keeps the delay in the column's metadata,
 through any projection. The highest event time is observed where the epoch's rows enter, so that rows which later steps
-filter out still move the clock. Where Spark's `withWatermark` nodes see other rows than those (inputs that are united,
-each with its own delay; a join with a table), it is what they saw (spark/watermarks.py). What was observed is in every
-manifest: a run that starts from a snapshot has the watermark that an uninterrupted run would have.
+filter out still move the clock. Where Spark's `withWatermark` nodes see other rows than those (united inputs, each
+with its own delay; a join with a table), their observations are used (spark/watermarks.py). Every manifest holds the
+observations: a run that starts from a snapshot has the watermark that an uninterrupted run would have.
 
-Rules of Spark (sql/execution/streaming/WatermarkTracker, IncrementalExecution; seen in the parity suite): the watermark
-of an epoch is the highest event time of earlier epochs minus the delay, never falls, and is 0 at first; several columns
-are combined by `spark.sql.streaming.multipleWatermarkPolicy`; rows are late by the watermark of the epoch before.
+Rules of Spark (sql/execution/streaming/WatermarkTracker, IncrementalExecution; checked in the parity suite): the
+watermark of an epoch is the highest event time of earlier epochs minus the delay, never falls, and is 0 at first;
+several columns are combined by `spark.sql.streaming.multipleWatermarkPolicy`; rows are late by the watermark of the
+epoch before.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ DELAY_METADATA = "spark.watermarkDelayMs"
 """Metadata of a column that carries event time: the allowed delay."""
 
 LATENESS_METADATA = "stillstate.allowedLatenessUs"
-"""Metadata of a column that carries event time: how long after the watermark has passed it a row may still come."""
+"""Metadata of a column that carries event time: how long after the watermark has passed its time a row may arrive."""
 
 END_OF_TIME_MS = 253_402_300_799_999
-"""The watermark after all input: the end of the year 9999, the last time that Python, Spark and Arrow all can tell."""
+"""The watermark after all input: the end of the year 9999, the last time that Python, Spark and Arrow can all hold."""
 
 Policy = Literal["min", "max"]
 
@@ -53,9 +53,9 @@ class WatermarkColumn:
     """A column of the source that `withWatermark` was called on.
 
     Attributes:
-        name: path of the column, dots for fields of structs; of one input of several its number and its own name.
+        name: path of the column, dots for fields of structs; for one of several inputs its number and its own name.
         sql: expression for its event time in milliseconds.
-        node: Spark's `withWatermark` that sees it, where no expression of the source's columns does.
+        node: Spark's `withWatermark` node that sees it, if no expression of the source's columns does.
     """
 
     name: str
@@ -65,7 +65,7 @@ class WatermarkColumn:
 
 
 def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColumn, ...]:
-    """Of a source whose inputs have watermarks of their own: each with its delay, by its place among them."""
+    """Return a source's watermark columns if its inputs have their own watermarks: each with its delay, in order."""
     return tuple(
         WatermarkColumn(f"input {number}.{node.column}", "", node.delay_ms, node)
         for number, node in enumerate(nodes, 1)
@@ -73,7 +73,7 @@ def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColum
 
 
 def watermark_columns(schema: T.StructType, prefix: str = "") -> tuple[WatermarkColumn, ...]:
-    """The columns that carry event time, also inside structs (the two sides of a join)."""
+    """Return the columns that carry event time, also inside structs (the two sides of a join)."""
     found: list[WatermarkColumn] = []
     for field in schema.fields:
         name = f"{prefix}{field.name}"
@@ -90,7 +90,7 @@ def watermark_columns(schema: T.StructType, prefix: str = "") -> tuple[Watermark
 
 
 def event_time_column(schema: T.StructType) -> str:
-    """The top-level column of an operator's input that carries event time; "" if there is none."""
+    """Return the top-level column of an operator's input that carries event time; "" if it has none."""
     for field in schema.fields:
         is_time = isinstance(field.dataType, T.TimestampType | T.TimestampNTZType)
         if is_time and field.metadata and DELAY_METADATA in field.metadata:
@@ -104,9 +104,9 @@ def advance(
     columns: Sequence[WatermarkColumn],
     policy: Policy,
 ) -> TimeEntry:
-    """The clock of the epoch after `last`, before its own rows are seen.
+    """Return the clock of the epoch after `last`, before its own rows are seen.
 
-    Neither processing time nor the watermark ever falls, whatever the machine's clock does.
+    Neither processing time nor the watermark ever falls, even if the machine's clock does.
     """
     if last is None:
         return TimeEntry(batch_time_ms)
@@ -116,7 +116,7 @@ def advance(
 
 
 def observed(time: TimeEntry, event_time_ms: Mapping[str, int | None]) -> TimeEntry:
-    """`time` after its epoch's rows were seen: the highest event time per column (None: it had no rows)."""
+    """Return `time` after its epoch's rows were seen: the highest event time per column (None: it had no rows)."""
     merged = dict(time.event_time_ms)
     for name, value_ms in event_time_ms.items():
         if value_ms is not None:

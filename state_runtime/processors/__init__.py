@@ -1,1 +1,1 @@
-"""What runs on keyed state: pyspark's StatefulProcessor and the built-in vectorised operators."""
+"""Operators on keyed state: pyspark's StatefulProcessor and the built-in vectorised operators."""

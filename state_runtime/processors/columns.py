@@ -1,4 +1,4 @@
-"""Between Arrow columns and Python values, and from one Arrow type to another; a column at a time."""
+"""Conversions between Arrow columns and Python values, and between Arrow types; a column at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Misfit(ValueError):
-    """Why a value does not fit, for messages: the text holds no value, which Arrow's own does."""
+    """Why a value does not fit, for messages: the text holds no value; the text of Arrow's own error does."""
 
 
 class UnknownField(Misfit):
@@ -37,15 +37,15 @@ class UnknownField(Misfit):
 
 
 def told(error: Exception) -> str:
-    """Why a value does not fit, in brackets, to be put behind a text; empty if the reason may hold the value."""
+    """Return why a value does not fit, as a suffix in brackets; empty if the reason may hold the value."""
     return f" ({error})" if isinstance(error, Misfit) else ""
 
 
 def refuse_unknown_fields(values: Iterable[Any], data_type: pa.DataType) -> None:
-    """Look into nested Python values for names of fields that their structs do not have.
+    """Check nested Python values for names of fields that their structs do not have.
 
     Raises:
-        UnknownField: there is one. Values of another shape than the type may raise TypeError or ValueError.
+        UnknownField: a value has one. Values of another shape than the type may raise TypeError or ValueError.
     """
     if pa.types.is_nested(data_type):
         there = [v for v in values if isinstance(v, dict | list | tuple | np.ndarray)]  # pandas has other nulls too
@@ -54,7 +54,7 @@ def refuse_unknown_fields(values: Iterable[Any], data_type: pa.DataType) -> None
 
 
 def to_python(column: pa.Array) -> list[Any]:
-    """A column as Python values: what `to_pylist` gives, faster for numbers, dates and times."""
+    """Return a column as Python values: the same as `to_pylist`, faster for numbers, dates and times."""
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         if column.null_count == 0:
             numbers: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
@@ -74,10 +74,10 @@ def to_python(column: pa.Array) -> list[Any]:
 def read_columns(
     columns: Sequence[pa.Array], names: Sequence[str], read: Callable[[pa.Array], list[Any]], uid: str
 ) -> list[list[Any]]:
-    """Columns of an operator as Python values, by `to_python` or another function.
+    """Return columns of an operator as Python values, by `to_python` or another function.
 
     Raises:
-        InvalidData: a time that no datetime of Python's tells; the message names the column, and holds no value.
+        InvalidData: a time that Python's datetime cannot represent; the message names the column, and holds no value.
     """
     made = []
     for column, name in zip(columns, names):
@@ -93,7 +93,7 @@ def read_columns(
 
 
 def _times(column: pa.Array) -> list[Any] | None:
-    """Dates and times, made by numpy; None if one is beyond the years that Python knows, of which Arrow complains."""
+    """Return dates and times, made by numpy; None if one is beyond Python's years, for which Arrow raises an error."""
     numbers = column.to_numpy(zero_copy_only=False)
     there = np.flatnonzero(~np.isnat(numbers))
     values: list[Any] = numbers.tolist()
@@ -102,17 +102,18 @@ def _times(column: pa.Array) -> list[Any] | None:
     if not len(there) or not getattr(column.type, "tz", None):
         return values
     zone = column[int(there[0])].as_py().tzinfo
-    offset = zone.utcoffset(None)  # None where it is another in summer
+    offset = zone.utcoffset(None)  # None if it differs in summer
     if offset is not None and not offset:
         return [None if v is None else v.replace(tzinfo=zone) for v in values]
     return [None if v is None else zone.fromutc(v.replace(tzinfo=zone)) for v in values]
 
 
 def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], str]) -> pa.Array:
-    """Python values as a column of the field's type; Spark would silently store null or a truncated number, we refuse.
+    """Return Python values as a column of the field's type; refuse values for which Spark would silently store null or
+    a truncated number.
 
     Args:
-        describe: what the column is, for the message (operator, state or output).
+        describe: names the column's owner for the message (operator, state or output).
 
     Raises:
         InvalidData: a value does not fit the type. The message holds its type and position, never the value.
@@ -130,8 +131,8 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
 
 
 def from_normal(values: Sequence[Any], field: pa.Field, describe: Callable[[], str]) -> pa.Array:
-    """As `from_python`, for values of which each is known to have the type that the column is read as: no look at their
-    types, only at the range that the type leaves open.
+    """Do the same as `from_python` for values that are known to have the type in which the column is read: only their
+    range is checked.
 
     Raises:
         InvalidData: a value is beyond the range of the field's type. The message holds its type and position.
@@ -143,14 +144,14 @@ def from_normal(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
 
 
 def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -> pa.Array:
-    """A column in the field's type, if every value keeps its meaning.
+    """Return a column in the field's type, if every value keeps its meaning.
 
-    Numbers change their width where they fit, times their unit and zone, texts and binaries their offsets. What Arrow
-    would also do (parse a text, round to a decimal, overflow to infinity, make nulls of a struct with other fields) is
-    refused.
+    Numbers change their width if they fit, times their unit and zone, texts and binaries their offsets. Other casts
+    that Arrow offers (parse a text, round to a decimal, overflow to infinity, make nulls of a struct with other fields)
+    are refused.
 
     Args:
-        describe: what the column is, for the message (operator, state or output).
+        describe: names the column's owner for the message (operator, state or output).
 
     Raises:
         InvalidData: the type or a value does not fit, or a text is not UTF-8. The message holds no value.
@@ -170,7 +171,7 @@ def _converted(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -
         if not _converts(column.type, field.type):
             raise ValueError("another kind of type")
         if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
-            column = column.cast(pa.decimal128(19, 0))  # else Arrow looks at the widest long instead of at the values
+            column = column.cast(pa.decimal128(19, 0))  # else Arrow checks the widest long instead of the values
         fitted = column.cast(field.type)
         if pa.types.is_float32(field.type) and pc.sum(pc.is_inf(fitted)).as_py() != pc.sum(pc.is_inf(column)).as_py():
             raise ValueError("beyond the range")
@@ -183,7 +184,7 @@ def _converted(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -
 
 
 def _converts(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether values of one type can be meant as values of another."""
+    """Return whether values of one type can represent values of another."""
     types = pa.types
     if have == want or types.is_null(have):
         return True
@@ -223,10 +224,10 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """A list as an array, without what Arrow would do without a word.
+    """Return a list as an array; refuse values that Arrow would silently convert.
 
-    It would cut a fraction or a time of day off, make a one of True, infinity of a large double, a text of bytes, a
-    date or a time of a number; inside a list, a map or a struct too.
+    Arrow would truncate a fraction or a time of day, make 1 of True, infinity of a large double, a text of bytes, a
+    date or a time of a number; also inside a list, a map or a struct.
     """
     made = pa.array(_looked_at(values, data_type), type=data_type, from_pandas=False)
     if pa.types.is_float32(data_type) and pc.sum(pc.is_inf(made)).as_py() and any(map(_overflows, values)):
@@ -235,8 +236,8 @@ def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def _looked_at(values: Sequence[Any], data_type: pa.DataType) -> Sequence[Any]:
-    """The values, with those as text that Arrow takes no integers for."""
-    types = set(map(type, values))  # made in C: only where it holds something odd every value is looked at
+    """Return the checked values; for a text column, integers as text, because Arrow does not convert them."""
+    types = set(map(type, values))  # made in C: values are only checked one by one if it holds an odd type
     if pa.types.is_nested(data_type):
         for inner, inner_type in _parts([v for v in values if v is not None], data_type):
             _looked_at(inner, inner_type)
@@ -262,7 +263,7 @@ def _looked_at(values: Sequence[Any], data_type: pa.DataType) -> Sequence[Any]:
 
 
 def _parts(values: Sequence[Any], data_type: pa.DataType) -> Iterator[tuple[list[Any], pa.DataType]]:
-    """What nested values hold, per type. Of values that are of another shape Arrow complains."""
+    """Yield the inner values of nested values, per type. For values of another shape Arrow raises an error."""
     if pa.types.is_struct(data_type):
         unknown = set(chain.from_iterable(v for v in values if isinstance(v, dict))) - {f.name for f in data_type}
         if unknown:
@@ -303,7 +304,7 @@ def _first_misfit(values: Sequence[Any], data_type: pa.DataType) -> tuple[int, A
 
 
 def _plain(value: Any) -> Any:
-    """Rows inside values as dictionaries, which Arrow takes for structs."""
+    """Return rows inside values as dictionaries, which Arrow takes for structs."""
     if isinstance(value, tuple) and hasattr(value, "__fields__"):
         return {name: _plain(v) for name, v in zip(value.__fields__, value)}
     if isinstance(value, dict):

@@ -23,10 +23,10 @@ _MICROS = pa.timestamp("us")
 
 
 def check_event_time(schema: pa.Schema, column: str, where: str) -> None:
-    """Refuse what cannot be event time.
+    """Refuse a column that cannot be event time.
 
     Raises:
-        InvalidPipeline: there is no such column, or it is no timestamp.
+        InvalidPipeline: there is no such column, or it is not a timestamp.
     """
     if schema.get_field_index(column) < 0:
         raise InvalidPipeline(f"{where}: there is no event-time column {column!r}; there is {', '.join(schema.names)}")
@@ -37,7 +37,7 @@ def check_event_time(schema: pa.Schema, column: str, where: str) -> None:
 
 
 def micros_of(column: pa.Array) -> tuple[Times, Mask | None]:
-    """Microseconds of a timestamp column, 0 where null; and where there is a time (None: everywhere)."""
+    """Return the microseconds of a timestamp column, 0 where null; and which rows have a time (None: all)."""
     valid: Mask | None = None
     if column.type.unit != "us":
         column = column.cast(_MICROS if column.type.tz is None else pa.timestamp("us", column.type.tz))
@@ -47,27 +47,27 @@ def micros_of(column: pa.Array) -> tuple[Times, Mask | None]:
 
 
 def millis_up(micros: Times) -> Times:
-    """Milliseconds, rounded up."""
+    """Convert to milliseconds, rounded up."""
     whole: Times = micros // 1000
     rounded: Times = whole + (micros != whole * 1000)
     return rounded
 
 
 def plus(times: Times, duration: int) -> Times:
-    """A sum that stops at the ends of a long instead of wrapping around."""
+    """Add a duration; the sum stops at the ends of a long instead of wrapping around."""
     limited: Times = np.minimum(times, _LATEST - duration) if duration >= 0 else np.maximum(times, _EARLIEST - duration)
     return limited + duration
 
 
 def is_late(times: pa.Array, late_watermark_ms: int) -> Mask:
-    """Which event times are at or below the watermark; no event time is not late."""
+    """Return which event times are at or below the watermark; a row without event time is not late."""
     micros, valid = micros_of(times)
     late: Mask = millis_up(micros) <= late_watermark_ms
     return late if valid is None else late & valid
 
 
 def drop_late(rows: GroupedRows, column: str, late_watermark_ms: int) -> tuple[GroupedRows, int]:
-    """The rows that are not too late (`is_late`), and how many were."""
+    """Return the rows that are not late (`is_late`), and the number of late ones."""
     if not column or rows.groups == 0:
         return rows, 0
     late = is_late(rows.rows.column(column), late_watermark_ms)
@@ -76,5 +76,5 @@ def drop_late(rows: GroupedRows, column: str, late_watermark_ms: int) -> tuple[G
 
 
 def nullable_millis(millis: Times, valid: Mask | None) -> pa.Array:
-    """Times as a `due` column; null, which is never, where there is none."""
+    """Return times as a `due` column; null (never) where there is no time."""
     return pa.array(millis, mask=None if valid is None else ~valid)

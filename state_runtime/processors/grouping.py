@@ -24,9 +24,9 @@ class GroupedRows:
         stops: position after each group's last row.
         hashes: one per group, sorted.
         keys: the key columns, one row per group.
-        sequence: of each row its place in the epoch's input; orders rows of different keys as the source had them.
-        epoch: that read the rows, where it is not the one that processes them; else 0.
-        first_place: how many rows of its one key came in pieces before this one.
+        sequence: per row its place in the epoch's input; orders rows of different keys as the source had them.
+        epoch: the epoch that read the rows, if another one processes them; else 0.
+        first_place: number of rows of its one key that came in pieces before this one.
     """
 
     rows: pa.RecordBatch
@@ -49,11 +49,11 @@ def group_rows(
     """Sort and group.
 
     Args:
-        rows: data columns in the order of arrival, which differs between attempts: shuffle blocks come as they come.
+        rows: data columns in the order of arrival, which differs between attempts, as shuffle blocks do.
         hashes: key hash of each row.
         sequence: position of each row in the input of the shuffle (source partition and row number). Ordering by it
             makes the rows of a key come in source order, and a re-executed task see exactly the same input.
-        key_schema: types of the keys in the state; Spark hands timestamps over in the session's time zone, stored ones
+        key_schema: types of the keys in the state; Spark delivers timestamps in the session's time zone, stored ones
             are in UTC.
     """
     order = order_of_rows(hashes, sequence)
@@ -80,7 +80,7 @@ def group_rows(
 
 
 def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
-    """Only some rows; keys that are left without any are gone."""
+    """Return only some rows; keys without remaining rows are removed."""
     if bool(keep.all()):
         return rows
     kept = np.concatenate(([0], np.cumsum(keep)))
@@ -99,10 +99,10 @@ def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
 
 
 def order_of_rows(hashes: Hashes, sequence: Positions) -> Positions:
-    """The permutation that sorts by (hash, sequence)."""
+    """Return the permutation that sorts by (hash, sequence)."""
     if bool(np.all(sequence[1:] >= sequence[:-1])):
         return stable_order(hashes)
-    # Rows of a source partition come in order, so there are few runs to merge, which a stable sort finds.
+    # Rows of a source partition arrive in order, so a stable sort finds and merges few runs.
     arrival = np.argsort(sequence, kind="stable")
     ordered: Positions = arrival[stable_order(hashes[arrival])]
     return ordered

@@ -1,4 +1,4 @@
-"""User code runs behind a guard: whatever it raises says where it was raised, and for which operator and shard."""
+"""Guard around user code: its exceptions say where they were raised, and for which operator and shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def guarded(uid: str, shard: int, call: Callable[[], Any]) -> Any:
     """Run user code; its exceptions say where they come from.
 
     Raises:
-        UserCodeError: the code raised; the cause is chained. Our own errors pass unchanged.
+        UserCodeError: the code raised; the cause is chained. Stillstate's own errors pass unchanged.
     """
     try:
         return call()
@@ -28,11 +28,11 @@ def guarded(uid: str, shard: int, call: Callable[[], Any]) -> Any:
 
 
 def user_error(uid: str, shard: int, error: BaseException, key_hash: int | None = None) -> UserCodeError:
-    """What to raise from an exception of user code.
+    """Return the error to raise for an exception of user code.
 
     Args:
-        key_hash: of the key that the code was called for; None if it was not called for a key. The key itself stays out
-            of messages: they end up in logs.
+        key_hash: of the key that the code was called for; None if it was not called for a key. Messages never hold the
+            key itself, because they end up in logs.
     """
     where = f"operator {uid!r}, shard {shard}" + (f", key hash {key_hash:016x}" if key_hash is not None else "")
     return UserCodeError(
@@ -42,7 +42,7 @@ def user_error(uid: str, shard: int, error: BaseException, key_hash: int | None 
 
 
 def guarded_iterator(pieces: Iterable[Item], guard: Callable[[Callable[[], Any]], Any]) -> Iterator[Item]:
-    """The items of an iterator that user code is behind, each fetched through the guard."""
+    """Yield the items of an iterator of user code, each fetched through the guard."""
     iterator = guard(lambda: iter(pieces))
     done = object()
     while True:

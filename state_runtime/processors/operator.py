@@ -1,4 +1,4 @@
-"""What an operator is, for the task that runs it: a picklable description, and one call per shard and epoch."""
+"""The interface between an operator and its task: a picklable description, and one call per shard and epoch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class EpochClock:
 
     Attributes:
         batch_time_ms: processing time: Spark's batch timestamp.
-        watermark_ms: event time, for what is due: the highest event time of earlier epochs minus the allowed delay;
-            never falls; 0 before there is any.
-        late_watermark_ms: event time, for what comes too late: the watermark of the epoch before. Rows that an operator
-            emits because `watermark_ms` passed them are not late for the next operator.
+        watermark_ms: event time that decides what is due: the highest event time of earlier epochs minus the allowed
+            delay; never falls; 0 before there is any.
+        late_watermark_ms: event time that decides which rows are late: the watermark of the epoch before. Rows that an
+            operator emits because `watermark_ms` passed them are not late for the next operator.
         epoch: number of the epoch, growing over all runs; orders the elements of lists.
     """
 
@@ -39,24 +39,24 @@ class EpochClock:
 
     @property
     def held(self) -> EpochClock:
-        """The clock of slices after which more rows come: by event time nothing is due that was not due in the epoch
-        before."""
+        """Return the clock of slices after which more rows come: by event time only rows that were due in the epoch
+        before are due."""
         return replace(self, watermark_ms=self.late_watermark_ms)
 
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Some keys of a shard with their rows, to be processed in one go.
+    """Some keys of a shard with their rows, to be processed together.
 
     Attributes:
-        rows: may be none, where only something is due.
-        is_last: no row of the shard is left under the epoch's clock; what is due is done with this slice, after its
+        rows: may be empty if only due rows are processed.
+        is_last: no row of the shard is left under the epoch's clock; due rows are processed with this slice, after its
             rows.
         begins_pass: from here on keys of earlier slices may come again. The slices of a pass have different keys, in
             order of their hashes.
-        rest: of one key that has more rows than are held at once those that follow `rows`, in order, to be read once;
-            the slice after it begins a pass. None for all others.
-        goes_on: the key of this slice comes again in the next one: this is not all of its rows.
+        rest: for one key that has more rows than are held at once, the rows after `rows`, in order, to be read once;
+            the slice after it begins a pass. None in all other cases.
+        goes_on: the key of this slice comes again in the next one: this slice has not all of its rows.
     """
 
     rows: GroupedRows
@@ -68,17 +68,17 @@ class RowSlice:
 
 @dataclass
 class ShardResult:
-    """What processing a shard left behind; complete once `outputs` is drained.
+    """The result of processing a shard; complete once `outputs` is drained.
 
     Attributes:
         outputs: batches of the operator's output schema.
-        changes: per state what changed, sorted, each identity once. Filled when `outputs` is drained.
-        hold: set before `outputs` is drained by whoever bounds the memory: takes a sorted batch of changes of a state,
-            and gives the same rows from where they are held; None holds all of them here.
+        changes: per state the changes, sorted, each identity once. Filled when `outputs` is drained.
+        hold: set before `outputs` is drained by the caller that bounds the memory: takes a sorted batch of changes of a
+            state, and returns the same rows from where they are held; None holds all of them here.
         rows_added: live state rows gained minus lost; removals that were not looked up are not counted.
-        late_rows: input rows dropped as too late.
-        due_taken: per state with an index by time the bound (ms, inclusive) up to which the operator took what was due.
-            Every such row was removed or given another time, else nobody would see it again.
+        late_rows: input rows dropped as late.
+        due_taken: per state with an index by time, the bound (ms, inclusive) up to which the operator took due rows.
+            Each of these rows was removed or got another time, else it would never be processed again.
     """
 
     outputs: Iterator[pa.RecordBatch]
@@ -90,7 +90,7 @@ class ShardResult:
 
 
 class WokenWhenDue:
-    """An operator that a shard is visited for when something is due, as most are."""
+    """An operator whose shard is visited when its earliest `due` has come, as for most operators."""
 
     def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
         """See `Operator.wake_ms`."""
@@ -116,16 +116,16 @@ class Operator(Protocol):
     def state_schemas(self) -> Mapping[str, StateSchema]: ...
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         ...
 
     @property
     def time_domain(self) -> TimeDomain:
-        """Which clock says what is due: the runtime wakes a shard when its earliest `due` has come."""
+        """The clock that decides what is due: the runtime wakes a shard when its earliest `due` has come."""
         ...
 
     def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
-        """When a shard must be visited next, rows or none; on the clock of `time_domain`.
+        """Return when a shard must be visited next, with or without rows; on the clock of `time_domain`.
 
         Args:
             due_ms: a lower bound of the earliest `due` in the shard after the epoch.
@@ -141,12 +141,12 @@ class Operator(Protocol):
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Process a shard's rows of one epoch on top of a version of its state, slice by slice, and with the last slice
-        what is due. Nothing is written here.
+        """Process a shard's rows of one epoch on top of a version of its state, slice by slice, and its due rows with
+        the last slice. Nothing is written here.
 
         Args:
-            slices: at least one. If they end before the last one, rows are left for a later epoch, and nothing that is
-                due is done.
+            slices: at least one. If they end before the last one, rows are left for a later epoch, and no due rows are
+                processed.
             initial: rows of the initial state, in the operator's first epoch.
         """
         ...

@@ -1,10 +1,10 @@
-"""A shard's input in slices of keys, and how an operator goes through them.
+"""A shard's input in slices of keys, and the way in which an operator goes through them.
 
-A *slice* is what an operator processes in one go; a *pass* is a number of slices with different keys, in order of
-their hashes. Rows come first, slice by slice; what is due (timers, windows that close, rows that nothing can match any
-more) is done once, with the last slice, and so not at all where rows are left for a later epoch. Most shards have one
-slice: its rows and what is due are processed together then, and a row that the same epoch adds and removes is never
-written. See docs/design/0030-slices.md.
+An operator processes one *slice* at a time; a *pass* is a number of slices with different keys, in order of their
+hashes. Rows come first, slice by slice. Due rows (timers, windows that close, rows that can match no other row any
+more) are processed once, with the last slice; if rows are left for a later epoch, they are not processed. Most shards
+have one slice: then its rows and due rows are processed together, and a row that the same epoch adds and removes is
+never written. See docs/design/0030-slices.md.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["HELD_BYTES_MIN", "Changes", "SliceBody", "cut", "process_slices", "s
 
 
 def slices_of(rows: GroupedRows, keys_max: int, rows_max: int) -> Iterator[GroupedRows]:
-    """Cut groups into runs of at most so many keys and rows; a key's rows stay together, however many they are.
+    """Cut groups into runs of at most `keys_max` keys and `rows_max` rows; all rows of a key stay together.
 
-    Keys of equal hashes stay together too: what the slices change must be sorted when it is put one after the other.
+    Keys of equal hashes stay together too: the slices' changes must be sorted when they are concatenated.
     """
     first = 0
     while first < rows.groups:
@@ -42,7 +42,7 @@ def slices_of(rows: GroupedRows, keys_max: int, rows_max: int) -> Iterator[Group
 
 
 def cut(rows: GroupedRows, first: int, end: int) -> GroupedRows:
-    """The groups number `first` up to (without) `end`; nothing is copied."""
+    """Return the groups number `first` up to (without) `end`; nothing is copied."""
     if first == 0 and end == rows.groups:
         return rows
     low, high = (int(rows.starts[first]), int(rows.stops[end - 1])) if first < end else (0, 0)
@@ -58,20 +58,20 @@ def cut(rows: GroupedRows, first: int, end: int) -> GroupedRows:
 
 
 def without_rows(rows: GroupedRows) -> GroupedRows:
-    """The same columns, and no row."""
+    """Return the same columns without rows."""
     return cut(rows, 0, 0)
 
 
 HELD_BYTES_MIN = 32 * MIB
-"""Changes of a pass beyond this are given to whoever holds them."""
+"""When the changes of a pass reach this size, they are passed to `hold`."""
 
 
 class Changes:
-    """What was changed so far, pass by pass.
+    """The changes so far, pass by pass.
 
     Args:
         hold: see `ShardResult.hold`.
-        held_bytes_min: changes are handed to it so many bytes at a time; 0 takes `HELD_BYTES_MIN`.
+        held_bytes_min: size at which changes are passed to `hold`; 0 takes `HELD_BYTES_MIN`.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Changes:
         self._current: dict[str, list[pa.RecordBatch]] = {}
         self._current_bytes = 0
         self._held: dict[str, list[pa.RecordBatch]] = {}
-        # Per state what the passes changed, the newest first.
+        # Per state the changes of the passes, the newest first.
         self._newest_first: dict[str, list[list[pa.RecordBatch]]] = {}
         self.rows_added = 0
 
     def add(self, changed: Iterable[tuple[str, Changed]], rows_added: int) -> None:
-        """Note what a slice changed: per state what is sorted, and the live rows gained.
+        """Record the changes of a slice: per state sorted rows, and the live rows gained.
 
-        Slices between two `seal` hold different keys in order of their hashes.
+        Slices between two calls of `seal` have different keys in order of their hashes.
         """
         for name, rows in changed:
             for batch in batches_of(rows):
@@ -108,7 +108,7 @@ class Changes:
             self._current, self._current_bytes = {}, 0
 
     def seal(self) -> bool:
-        """End a pass: the next one sees what it changed.
+        """End a pass: the next one sees its changes.
 
         Returns:
             Whether it changed anything.
@@ -123,8 +123,8 @@ class Changes:
         return bool(changed)
 
     def _merge(self, name: str) -> None:
-        """Make one of passes that changed about as much, as a log-structured tree does: a key with a thousand pieces,
-        each a pass, would else be looked up in a thousand layers."""
+        """Merge passes with about the same number of changes, as a log-structured tree does: otherwise a key with a
+        thousand pieces, each a pass, would be looked up in a thousand layers."""
         passes = self._newest_first[name]
         while len(passes) > 1 and len(passes[0]) == len(passes[1]) == 1:
             newer, older = passes[0][0], passes[1][0]
@@ -133,14 +133,14 @@ class Changes:
             passes[:2] = [[fold([newer, older], self._schemas[name], drop_deleted=False)]]
 
     def on_top(self, reader: StateReader) -> StateReader:
-        """The state before the first pass with what the passes that ended have changed."""
+        """Return the state before the first pass with the changes of all ended passes."""
         for name, passes in self._newest_first.items():
             for batches in reversed(passes):
                 reader = on_top(reader, {name: ChangedRows(tuple(batches))})
         return reader
 
     def folded(self) -> dict[str, Changed]:
-        """Per state what all passes changed. States that did not change have an empty batch."""
+        """Return per state the changes of all passes. States that did not change have an empty batch."""
         return {
             name: self._folded(name, self._newest_first.get(name, []), schema) for name, schema in self._schemas.items()
         }
@@ -151,7 +151,7 @@ class Changes:
             return batches[0] if len(batches) == 1 else ChangedRows(tuple(batches))
         if all(len(batches) == 1 for batches in newest_first):
             return fold([batches[0] for batches in newest_first], schema, drop_deleted=False)
-        # Range by range, as the pass with most of them was held.
+        # Range by range, as the longest pass was held.
         longest = max(newest_first, key=len)
         ends = [*(int(hashes_of(batch)[-1]) for batch in longest[:-1]), HASH_MAX]
         folded, low = [], 0
@@ -164,7 +164,7 @@ class Changes:
 
 
 class SliceBody(Protocol):
-    """What an operator does with one slice: gives its output, and fills the slice's result while that is drained."""
+    """An operator's processing of one slice: yields its output, and fills the slice's result while that is drained."""
 
     def __call__(
         self, rows: GroupedRows, reader: StateReader, result: ShardResult, *, due: bool
@@ -172,9 +172,9 @@ class SliceBody(Protocol):
         """Process.
 
         Args:
-            rows: may be none, where only something is due.
-            reader: the state with what earlier passes changed.
-            due: whether to do what is due, too, on top of what these rows change; else nothing of it.
+            rows: may be empty if only due rows are processed.
+            reader: the state with the changes of earlier passes.
+            due: whether to process due rows too, on top of the changes of these rows.
         """
         ...
 
@@ -187,14 +187,14 @@ def process_slices(
     *,
     emits_anew: bool = False,
 ) -> ShardResult:
-    """Process a shard's slices one after the other, and what is due with the last one.
+    """Process a shard's slices one after the other, and its due rows with the last one.
 
     Args:
-        emits_anew: what the body gives of a key is no use if more of the key's rows follow.
+        emits_anew: the body's output for a key is obsolete if more of the key's rows follow.
 
     Returns:
-        The result, which is filled when its output is drained. If the slices end before the last one, nothing that is
-        due was done.
+        The result, which is filled when its output is drained. If the slices end before the last one, no due rows were
+        processed.
     """
     result = ShardResult(iter(()))
     result.outputs = _outputs(slices, reader, schemas, body, result, emits_anew)
@@ -235,7 +235,7 @@ def _outputs(
 
 
 def _without_rest(slices: Iterable[RowSlice]) -> Iterator[RowSlice]:
-    """The rest of a key that has more rows than are held at once as further passes, each over some of its rows."""
+    """Split a key that has more rows than are held at once into further passes, each over some of its rows."""
     for whole in slices:
         if not whole.rest:
             yield whole

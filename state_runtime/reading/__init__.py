@@ -16,17 +16,17 @@ __all__ = ["open"]
 
 
 def open(place: str, storage_options: Mapping[str, Any] | None = None) -> ReadableSnapshot:
-    """Open a snapshot for reading; reads its manifest and nothing else.
+    """Open a snapshot for reading; reads only its manifest.
 
     Args:
         place: `<store>/<job>` (its newest snapshot), `<store>/<job>@<id>`, or the folder of a savepoint.
         storage_options: for the store, as fsspec has them; never shown anywhere.
 
     Raises:
-        InvalidConfiguration: no such store. JobNotFound, MissingSnapshot, SnapshotExpired: it is not there.
+        InvalidConfiguration: no such store. JobNotFound, MissingSnapshot, SnapshotExpired: it does not exist.
         CorruptManifest, UnsupportedFormat: it cannot be trusted or read. StoreUnavailable: try again.
     """
-    # Late: what is imported here is needed by nobody who only knows the columns of a state.
+    # Imported late: users who only need the columns of a state do not need these modules.
     from state_runtime.reading.snapshot import open_snapshot_for_reading
 
     return open_snapshot_for_reading(place, storage_options)

@@ -1,16 +1,16 @@
 """Building a snapshot from rows: bootstrap, import, conversion.
 
-    builder = SnapshotBuilder.create(root, "flights", operators, mode="BOOTSTRAP", clock=…, ids=…)
-    builder.write("legs", "seen", batches)              # in this process, or builder.add(…) of what tasks wrote
-    manifest = builder.commit()
+        builder = SnapshotBuilder.create(root, "flights", operators, mode="BOOTSTRAP", clock=…, ids=…)
+        builder.write("legs", "seen", batches)              # in this process, or builder.add(…) of tables from tasks
+        manifest = builder.commit()
 
 The result is *canonical*: one layer of sorted Parquet tables, of any number of shards and any backend. A job starts
 from it as from any other snapshot.
 
 Atomic: the manifest is created last, if it is absent. `building.json` is created before anything else and removed
-after the manifest: what a crash leaves in between (`job.json`, and tables that no manifest names) is begun with by no
-run, which would begin empty. Building again goes on from there, and writes new tables. Two builders of one root: one
-gets the snapshot, the other is refused."""
+after the manifest. A crash in between leaves `job.json`, and tables that no manifest names: no run starts in that root,
+because it would start empty. A repeated build continues from there, and writes new tables. Of two builders of one root,
+one gets the snapshot, and the other is refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Intent:
     """`building.json`: the root is being filled with its first snapshot.
 
     Attributes:
-        mode: how the first attempt fills it; a later one may do so otherwise.
+        mode: how the first attempt fills it; a later attempt may use another mode.
     """
 
     uid: str
@@ -68,7 +68,7 @@ class _Intent:
 
 
 def settled(operator: OperatorEntry) -> OperatorEntry:
-    """The description of an operator all of whose rows are of the newest columns: without history."""
+    """Return the description of an operator all of whose rows have the newest columns: without history."""
     states = tuple(replace(state, since=0, history=()) for state in operator.states)
     return replace(operator, states=states, since=0, dropped={}, next_due_ms=None)
 
@@ -78,12 +78,12 @@ class SnapshotBuilder:
     """One snapshot being built: create → write or add, any number of times → commit, once.
 
     Attributes:
-        root: of the job that it becomes the first snapshot of, or of any folder laid out like one.
-        operators: what the states are; see `settled`.
+        root: of the job whose first snapshot it becomes, or any folder with the same layout.
+        operators: the descriptions of the states; see `settled`.
         snapshot_id: the manifest's.
         writer: part of all files' names.
-        schemas: per operator and state its columns, exactly, where they are known; else the descriptions tell them.
-        scratch: a folder of this host; None is the system's own for temporary files.
+        schemas: per operator and state its exact columns, if they are known; else the descriptions tell them.
+        scratch: a folder of this host; None is the system's folder for temporary files.
     """
 
     root: Store
@@ -116,19 +116,19 @@ class SnapshotBuilder:
     ) -> SnapshotBuilder:
         """Begin a snapshot; writes `building.json`, and `job.json` if the root does not have one.
 
-        Until `commit` has ended no run begins in the root. After an error or a crash, create it again.
+        No run starts in the root until `commit` has ended. After an error or a crash, create it again.
 
         Args:
             job: name of the job.
-            origin: where the rows come from; None: from nowhere that has a name.
+            origin: where the rows come from; None if their origin has no name.
 
         Raises:
-            InvalidConfiguration: the root has snapshots already. SnapshotInUse: it is being moved or converted to.
-            CorruptManifest, UnsupportedFormat, StoreUnavailable, OutcomeUnknown: nothing was built.
+            InvalidConfiguration: the root has snapshots already. SnapshotInUse: it is the target of a move or
+            conversion. CorruptManifest, UnsupportedFormat, StoreUnavailable, OutcomeUnknown: nothing was built.
         """
         _refuse_snapshots(root)
         refuse_if_handed_over(root, is_builder=True)
-        # Before job.json: with that alone the root looks like a job that was begun empty.
+        # Before job.json: with job.json alone the root looks like a job that starts empty.
         intent = _Intent(ids.uid(), job, mode, clock.now_ms())
         create_agreed(
             root, Proposal(BUILDING_FILE, encode_document("building", intent), intent), lambda: _read_intent(root)
@@ -152,7 +152,7 @@ class SnapshotBuilder:
         )
 
     def tables(self, operator: str, state: str, *, bits: int = 0) -> TableWriter:
-        """What writes the tables of one state; hand over to `add` what it wrote.
+        """Return a writer for the tables of one state; pass its results to `add`.
 
         Raises:
             InvalidConfiguration: there is no such operator or state.
@@ -190,9 +190,9 @@ class SnapshotBuilder:
 
         Args:
             batches: live rows in the state's columns (docs/format.md, "State batches").
-            in_order: whether they are sorted by hash (and entry); else they are, with files of this host where they do
-                not fit into `bytes_max` of memory.
-            bits: see `TableWriter`, and `cell_bits` for how many are good.
+            in_order: whether they are sorted by hash (and entry); otherwise they are sorted here, with files of this
+                host if they do not fit into `bytes_max` of memory.
+            bits: see `TableWriter`; `cell_bits` returns a good number.
 
         Raises:
             InvalidConfiguration, InvalidData, StoreUnavailable: see `TableWriter`.
@@ -205,13 +205,13 @@ class SnapshotBuilder:
         return written
 
     def add(self, written: WrittenTables) -> None:
-        """Take tables into the snapshot."""
+        """Add tables to the snapshot."""
         check(not self._done, "a snapshot is built once")
         self._written = self._written + written
 
     @property
     def written(self) -> WrittenTables:
-        """What the snapshot has so far."""
+        """The tables of the snapshot so far."""
         return self._written
 
     def commit(
@@ -229,16 +229,16 @@ class SnapshotBuilder:
         """Create the manifest: from then on there is a snapshot.
 
         Args:
-            parallelism: which a job would have to restart with to find it as it was; any other does as well.
-            time: the clocks; needed for rows with a TTL: what had expired by its batch time is not there.
-            source: where the job goes on reading; None: at its source's beginning.
-            source_logs: below the root; what file sources have seen, see docs/format.md.
+            parallelism: recorded as the job's parallelism; a job may restart with any other.
+            time: the clocks; needed for rows with a TTL: rows that had expired by its batch time are left out.
+            source: where the job continues to read; None: at its source's beginning.
+            source_logs: below the root; the files that file sources have seen, see docs/format.md.
             epoch: number of the newest epoch, if it is above the snapshot's id.
-            next_due_ms: per operator a lower bound of what is due next, beside that of the written rows.
+            next_due_ms: per operator a lower bound of its next `due`, in addition to that of the written rows.
 
         Raises:
-            InvalidConfiguration: somebody else built a snapshot here meanwhile; nothing of it was changed.
-            CorruptManifest: it would be too large. OutcomeUnknown, StoreUnavailable: not confirmed; look before
+            InvalidConfiguration: another builder built a snapshot here meanwhile; it was not changed.
+            CorruptManifest: it would be too large. OutcomeUnknown, StoreUnavailable: not confirmed; check before
                 building again.
         """
         check(not self._done, "a snapshot is built once")
@@ -270,7 +270,7 @@ class SnapshotBuilder:
             raise InvalidConfiguration(f"{self.root.url} had a snapshot {self.snapshot_id} once; give another place")
         self._done = True
         faults.reach("build-committed")
-        # With a snapshot in the root it says nothing any more: if this is cut, nobody minds that it stays.
+        # With a snapshot in the root it has no effect any more: if this call is interrupted, the file may stay.
         self.root.delete(BUILDING_FILE)
         return manifest
 
@@ -306,7 +306,7 @@ def _refuse_snapshots(root: Store) -> None:
 
 
 def _refuse_overlaps(manifest: Manifest) -> None:
-    """Two tables of one state may not hold the same hashes: of two rows with one key nobody would know the newer."""
+    """Check that tables of one state have no hashes in common: of two rows with one key the newer would be unknown."""
     ends: dict[tuple[str, str], int] = {}
     for layer in manifest.layers:
         for table in layer.tables:

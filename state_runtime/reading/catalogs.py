@@ -1,4 +1,4 @@
-"""What there is to read, as rows: snapshots, files, operators and their states, data in flight."""
+"""The relations beside the states, as rows: snapshots, files, operators and their states, rows in flight."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ RELATIONS: dict[str, T.StructType] = {
     ),
 }
 """The relations beside the states, with their columns. `inflight` has a row for each operator and epoch that read rows
-which are not processed; the rows themselves are read by the option `inflight`."""
+which are not processed; the option `inflight` reads the rows themselves."""
 
 
 def relation_rows(what: str, place: str, storage_options: Mapping[str, Any]) -> Iterator[list[Row]]:
-    """The rows of one of `RELATIONS`, some at a time.
+    """Yield the rows of one of `RELATIONS`, some at a time.
 
     Raises:
         JobNotFound, MissingSnapshot, CorruptManifest, CorruptSegment, MissingFile, UnsupportedFormat, StoreUnavailable:
@@ -106,7 +106,7 @@ def _snapshots(place: str, storage_options: Mapping[str, Any]) -> Iterator[Row]:
         except MissingSnapshot:
             if where.snapshot_id is not None:
                 raise
-            continue  # given up, or not finished yet
+            continue  # expired, or not finished yet
 
 
 def _snapshot_row(manifest: Manifest) -> Row:
@@ -129,7 +129,7 @@ def _snapshot_row(manifest: Manifest) -> Row:
 
 
 def _time(at_ms: int) -> int:
-    """As Arrow takes it for a timestamp of Spark: microseconds."""
+    """Convert to microseconds, as Arrow takes them for a timestamp of Spark."""
     return at_ms * 1000
 
 

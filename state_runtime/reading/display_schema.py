@@ -30,10 +30,10 @@ _WINDOWED = ("windows", "sessions")  # kinds of operators
 class DisplaySchema:
     """The columns of one state.
 
-    They have their own names: keys, then of a map its key, of a list the `position` (from 0), of windows and sessions
-    the `window.start`, then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows,
-    buffered rows), as times in UTC. Names that would be there twice get a prefix: `key.`, `entry.` (map keys),
-    `value.`, or `state.` (all others).
+    Their names are: keys, then a map's key, a list's `position` (from 0) or the `window.start` of windows and sessions,
+    then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows, stored rows of a
+    join), as times in UTC. Names that would occur twice get a prefix: `key.`, `entry.` (map keys), `value.`, or
+    `state.` (all others).
 
     Attributes:
         operator_kind: of the operator whose state it is.
@@ -73,22 +73,22 @@ class DisplaySchema:
 
     @property
     def by_name(self) -> Mapping[str, DdlColumn]:
-        """What each is."""
+        """Columns by name."""
         return dict(zip(self.names, (column for _, column in self._all), strict=True))
 
     def roles(self) -> Mapping[str, tuple[Role, str]]:
-        """Of each name what it stands for, and the column's own name."""
+        """Return for each name its column's role and own name."""
         return {name: (role, column.name) for name, (role, column) in zip(self.names, self._all, strict=True)}
 
     def values_of(self, columns: Sequence[str]) -> list[str]:
-        """The stored value columns that are needed to show some columns."""
+        """Return the stored value columns that are needed to show some columns."""
         return [own for name, (role, own) in self.roles().items() if role == "value" and name in columns]
 
     def show(self, batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> pa.Table:
-        """Live rows as stored, with all rows of each key in the batch, in the columns that people see.
+        """Convert stored live rows, with all rows of each key in the batch, to the columns that people see.
 
         Args:
-            columns: which, in this order; None is all. Value columns that are not asked for may be missing in the
+            columns: the columns, in this order; None is all. Value columns that are not listed may be missing in the
                 batch.
         """
         wanted = self.names if columns is None else tuple(columns)
@@ -114,8 +114,8 @@ class DisplaySchema:
 
 
 def _positions(batch: pa.RecordBatch, schema: StateSchema) -> tuple[pa.Array, Positions | None]:
-    """The place of each row among those of its key, and the order that brings keys of one hash apart (None: they
-    are)."""
+    """Return the place of each row among those of its key, and the order that separates keys with the same hash (None:
+    they are separate)."""
     order, starts = first_of_groups(hashes_of(batch), schema.keys_of(batch))
     rows = np.arange(batch.num_rows)
     positions = rows - np.maximum.accumulate(np.where(starts, rows, 0))

@@ -1,4 +1,4 @@
-"""A state as one file on this host, in bounded memory."""
+"""Export of a state to one file on this host, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW_GROUP_ROWS = 131_072
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     rows: int
     bytes: int
@@ -40,15 +40,15 @@ def export_state(
     overwrite: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> Exported:
-    """Write a state's live rows into a file, ordered by key hash. The file is there whole, or not at all.
+    """Write a state's live rows into a file, ordered by key hash. The file appears complete, or not at all.
 
     Args:
         target: `.parquet`, `.arrow` (IPC file) or `.csv`.
-        columns: which, in this order; None is all.
-        on_progress: called with the share that was read.
+        columns: the columns, in this order; None is all.
+        on_progress: called with the share of the state that was read.
 
     Raises:
-        InvalidConfiguration: another suffix, the file is there, there is no such folder or column, or CSV cannot hold a
+        InvalidConfiguration: another suffix, the file exists, there is no such folder or column, or CSV cannot hold a
             column.
         MissingFile, CorruptSegment, SnapshotExpired, StoreUnavailable: see `SnapshotReader`; no file is left.
     """
@@ -88,7 +88,7 @@ def _tables(
 def _write(path: Path, suffix: str, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:
     rows = 0
     first = next(tables, None)
-    # What is stored tells types that the manifest alone does not.
+    # The stored rows have types that the manifest alone does not tell.
     schema = schema if first is None else first.schema
     with _writer(path, suffix, schema) as writer:
         table = first

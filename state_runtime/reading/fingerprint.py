@@ -1,14 +1,12 @@
-"""What tells whether two sets of rows are the same, whatever order, cuts, format or backend they come in; pure and
-vectorised.
+"""Fingerprints, which are equal for equal sets of rows in any order, cuts, format or backend; pure and vectorised.
 
-The digest of a row goes through all its columns: whether a value is there, then XXH64 of it as `state/keyhash.py`
-hashes it, chained. Two such hashes with different seeds are 128 bits. The digest of many rows is the sum of theirs
-(modulo 2^64 each), so it does not depend on their order, and those of disjoint sets add up. A row that is there twice
-counts twice.
+The digest of a row chains all its columns: whether a value is there, then XXH64 of the value as `state/keyhash.py`
+hashes it. Two such hashes with different seeds are 128 bits. The digest of many rows is the sum of theirs (modulo 2^64
+each), so it does not depend on their order, and digests of disjoint sets add up. A row that occurs twice counts twice.
 
-Equal are values that Spark's grouping takes for equal: 0.0 is -0.0, and NaN is NaN. Maps are equal whatever order their
-entries have. It finds accidents (a lost row, a changed value, two states mixed up); it is no protection against
-somebody who wants to deceive: there are digests of files for that.
+Values are equal if Spark's grouping takes them for equal: 0.0 is -0.0, and NaN is NaN. Maps are equal for any order of
+their entries. A fingerprint finds accidents (a lost row, a changed value, two states mixed up). It does not protect
+against intended forgery: the digests of files do.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ from state_runtime.state.table import DELETED
 __all__ = ["Fingerprint", "fingerprint"]
 
 _Hashes = npt.NDArray[np.uint64]
-_SEEDS = (0x9AE16A3B2F90404F, 0xC949D7C7509E6557)  # any two; part of no format
+_SEEDS = (0x9AE16A3B2F90404F, 0xC949D7C7509E6557)  # arbitrary; not part of a format
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of some rows.
+    """The fingerprint of some rows.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         high, low: the halves of the digest.
     """
 
@@ -46,20 +44,20 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits."""
+        """The digest as 32 hexadecimal digits."""
         return f"{self.high:016x}{self.low:016x}"
 
     def __str__(self) -> str:
         return f"{self.rows:,} rows, {self.digest}"
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
-        """Of both sets of rows together."""
+        """Return the fingerprint of both sets of rows together."""
         return Fingerprint(self.rows + other.rows, (self.high + other.high) & _MASK, (self.low + other.low) & _MASK)
 
     @staticmethod
     def of(batch: pa.RecordBatch) -> Fingerprint:
-        """Of a batch: of all columns in their order, but not of their names. `deleted` is left out: live rows are
-        meant.
+        """Make the fingerprint of a batch: of all columns in their order, but not of their names. `deleted` is left
+        out, because all rows are live.
 
         Raises:
             InvalidData: a column's type has no hash here.
@@ -75,7 +73,7 @@ class Fingerprint:
 
 
 def fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
-    """Of all rows of some batches; see `Fingerprint.of`."""
+    """Return the fingerprint of all rows of some batches; see `Fingerprint.of`."""
     found = Fingerprint()
     for batch in batches:
         found = found + Fingerprint.of(batch)
@@ -83,8 +81,8 @@ def fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
 
 
 def _chained(column: pa.Array, hashes: _Hashes) -> _Hashes:
-    """The rows' hashes after one more column: unlike those of keys, they tell null from nothing, and lists from their
-    elements."""
+    """Return the rows' hashes after one more column. Unlike hashes of keys, they tell null from no value, and lists
+    from their elements."""
     kind = column.type
     if pa.types.is_null(kind):
         return chain_rows(pa.array(np.zeros(len(column), dtype=np.bool_)), hashes)
@@ -103,7 +101,7 @@ def _chained(column: pa.Array, hashes: _Hashes) -> _Hashes:
 
 
 def _with_elements(column: pa.Array, elements: pa.Array, hashes: _Hashes, ordered: bool) -> _Hashes:
-    """After a list: its length, and the sum of its elements' hashes, each seeded with its place if the order counts."""
+    """Chain a list: its length, and the sum of its elements' hashes, each seeded with its place if the order counts."""
     offsets = np.asarray(column.offsets).astype(np.int64)
     starts, ends = offsets[:-1], offsets[1:]
     gone = column.is_null().to_numpy(zero_copy_only=False)
@@ -113,7 +111,7 @@ def _with_elements(column: pa.Array, elements: pa.Array, hashes: _Hashes, ordere
     places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     taken = elements.take(pa.array(np.repeat(starts, lengths) + places))
     seeds = (places if ordered else np.zeros_like(places)).astype(np.uint64) + np.uint64(1)
-    # Seeds that lie side by side give hashes that do not.
+    # Hashing turns neighbouring seeds into unrelated ones.
     each = _chained(taken, chain_rows(pa.array(seeds.view(np.int64)), seeds))
     sums = np.zeros(len(column), dtype=np.uint64)
     np.add.at(sums, rows, each)
@@ -121,7 +119,7 @@ def _with_elements(column: pa.Array, elements: pa.Array, hashes: _Hashes, ordere
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """A column of a type that keys can have, with the same values."""
+    """Return a column of a type that keys can have, with the same values."""
     kind = column.type
     if pa.types.is_uint64(kind):
         return column.view(pa.int64())

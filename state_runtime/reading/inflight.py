@@ -1,12 +1,12 @@
-"""The rows in flight of a snapshot as tables: what an operator has yet to process, with its input columns.
+"""The rows in flight of a snapshot as tables: rows that an operator has yet to process, with its input columns.
 
     _operator   string
-    _epoch      long      that read the row
-    _key_hash   decimal   of its key, unsigned
-    _place      long      of the row in the input of that epoch; orders the rows of a key
+    _epoch      long      the epoch that read the row
+    _key_hash   decimal   hash of its key, unsigned
+    _place      long      place of the row in the input of that epoch; orders the rows of a key
     …                     the columns that the operator reads
 
-Rows that were read with other columns than the newest of them are shown in the newest, by the rules of state.
+Rows that were read with older columns are shown in the newest, by the rules of state.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ReadableInflight:
 
     @staticmethod
     def of(root: Store, manifest: Manifest, operator: str) -> ReadableInflight:
-        """Those of an operator.
+        """Open the rows in flight of an operator.
 
         Raises:
-            InvalidConfiguration: it has none; the message lists which operators have some.
+            InvalidConfiguration: it has none; the message lists the operators that have some.
         """
         batch = manifest.open_batch
         known = [o.uid for o in batch.operators] if batch is not None else []
@@ -69,7 +69,7 @@ class ReadableInflight:
 
     @cached_property
     def passes(self) -> tuple[InflightPass, ...]:
-        """What epochs read and did not process, the oldest first."""
+        """The parts of the input that epochs read and did not process, the oldest first."""
         try:
             return tuple(p for p in read_passes(self.root, self.manifest) if p.operator == self.operator)
         except MissingFile as error:
@@ -98,7 +98,7 @@ class ReadableInflight:
         return decode_columns(self.passes[-1].layout.columns, f"operator {self.operator!r}")
 
     def batches(self, hash_range: tuple[int, int] = ALL_HASHES) -> Iterator[pa.RecordBatch]:
-        """The rows of a closed range of key hashes; by epoch, then by hash. A part of a few MiB is in memory at a
+        """Yield the rows of a closed range of key hashes; by epoch, then by hash. A part of a few MiB is in memory at a
         time."""
         schema = self.schema
         for passed in self.passes:
@@ -114,11 +114,11 @@ class ReadableInflight:
                             yield self._shown(found, passed, schema, part.path)
 
     def to_arrow(self, hash_range: tuple[int, int] = ALL_HASHES) -> pa.Table:
-        """The same in memory."""
+        """Return the same rows as a table in memory."""
         return pa.Table.from_batches(list(self.batches(hash_range)), schema=self.schema)
 
     def to_pandas(self, hash_range: tuple[int, int] = ALL_HASHES) -> pd.DataFrame:
-        """The same as a pandas DataFrame."""
+        """Return the same rows as a pandas DataFrame."""
         frame: pd.DataFrame = self.to_arrow(hash_range).to_pandas()
         return frame
 
@@ -149,7 +149,7 @@ class ReadableInflight:
 
 
 def _own_names(rows: pa.Schema) -> list[str]:
-    """Names of the columns that are not the input's; none that the input has."""
+    """Return names, not used by the input, for the columns that are not the input's."""
     names = []
     for name in _OWN:
         while name in rows.names:

@@ -1,4 +1,4 @@
-"""What people give to find rows, as columns of one row: keys, map keys and conditions, as values or as text; pure."""
+"""Conversion of keys, map keys and conditions, as values or as text, to columns of one row; pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["KeyParser", "listed"]
 class KeyParser:
     """Checks values against the columns of a state.
 
-    Messages never hold a value: it may be somebody's name.
+    Messages never hold a value: it may be a person's name.
 
     Attributes:
         name: of operator and state, for messages.
@@ -28,7 +28,7 @@ class KeyParser:
     name: str
 
     def one_row(self, given: Mapping[str, Any], columns: Sequence[DdlColumn], what: str) -> list[pa.Array]:
-        """A key or map key as columns of one row.
+        """Return a key or map key as columns of one row.
 
         Raises:
             InvalidConfiguration: a column too many or too few. InvalidData: a value that does not fit its column.
@@ -46,7 +46,7 @@ class KeyParser:
         return [self._array(column, given[column.name], f"{what} column") for column in columns]
 
     def conditions(self, where: Mapping[str, Any], columns: Mapping[str, DdlColumn]) -> list[tuple[int, pa.Array]]:
-        """Positions and wanted values.
+        """Return positions and wanted values.
 
         Args:
             columns: all that are shown, in order.
@@ -65,14 +65,14 @@ class KeyParser:
         return found
 
     def parsed(self, texts: Sequence[str], what: str, columns: Mapping[str, DdlColumn]) -> dict[str, Any]:
-        """Values by column from texts `column=value`; a column without `=` is null.
+        """Return values by column from texts `column=value`; a column without `=` is null.
 
         Raises:
-            InvalidConfiguration: another column, or one twice. InvalidData: a value that its type cannot have.
+            InvalidConfiguration: an unknown column, or one twice. InvalidData: a value that its type cannot have.
         """
         parsed: dict[str, Any] = {}
         for text in texts:
-            # A column's name may hold "=": the longest one that fits is meant.
+            # A column's name may hold "=": the longest matching name is taken.
             fits = [name for name in columns if text == name or text.startswith(f"{name}=")]
             if not fits:
                 given = text.partition("=")[0][:80]
@@ -90,7 +90,7 @@ class KeyParser:
         return parsed
 
     def _array(self, column: DdlColumn, value: Any, what: str) -> pa.Array:
-        """One value as a column of one row."""
+        """Return one value as a column of one row."""
         if column.type is None:
             raise self._misfit(column, what)
         try:
@@ -107,11 +107,11 @@ class KeyParser:
 
 
 def _from_text(text: str, kind: pa.DataType | None) -> Any:
-    """A value from its text: what is nested as JSON, whatever else as people write it."""
+    """Parse a value from its text: nested types as JSON, all others as people write them."""
     if kind is None or not pa.types.is_nested(kind):
         return parse_value(text, kind)
     value = json.loads(text)
-    # Arrow passes over fields that a struct does not have; a misspelled one must not be a null.
+    # Arrow skips fields that a struct does not have; a misspelled one must not become a null.
     if isinstance(value, dict) and pa.types.is_struct(kind) and not set(value) <= {field.name for field in kind}:
         raise ValueError("a field that the struct does not have")
     return pa.scalar(value, kind)
@@ -136,5 +136,5 @@ def _hint(kind: pa.DataType | None) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a message."""
+    """Join names for a message."""
     return ", ".join(names) or "none"

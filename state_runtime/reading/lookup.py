@@ -1,8 +1,8 @@
 """Reading the rows of one state of a snapshot, one key or one step of the hash range at a time.
 
-A key's place in the state is its hash, so one key costs, from new to old, the index of a segment and the one part of it
-that holds the hash, until the key is found; then the state tables. A table is read one hash range after the other, as
-the stored files are cut, so that a limited read of a large state ends early.
+A key's place in the state is its hash. So a look-up of one key reads, from new to old, the index of a segment and the
+one part of it that holds the hash, until the key is found; then the state tables. A table is read one hash range after
+the other, as the stored files are cut, so that a limited read of a large state ends early.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from state_runtime.store import Store
 
 __all__ = ["StateLookup", "repeated"]
 
-# A scan goes from one stored file's lower bound to the next; more steps than this only cost.
+# A scan goes from one stored file's lower bound to the next; more steps than this only take time.
 _RANGES_MAX = 1024
 
 
@@ -53,13 +53,13 @@ class StateLookup:
     versions: StateVersions
 
     def one(self, wanted: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
-        """The live rows of one key; older files are not read once nothing in them can count.
+        """Yield the live rows of one key; older files are not read once no row in them can count.
 
         Args:
             wanted: the key columns, of one row.
         """
         if not all(column.binary_equality for column in self.versions.keys):
-            # Spark hashes something else than the bytes of a string with a collation: look everywhere.
+            # For a string with a collation Spark does not hash its bytes: search everywhere.
             for batch in self.scan(0, HASH_MAX):
                 yield _only_key(batch, wanted)
             return
@@ -73,7 +73,7 @@ class StateLookup:
         yield self._fold(newest_first)
 
     def scan(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """The live rows of a closed hash range, folded one part of the range after the other."""
+        """Yield the live rows of a closed hash range, folded one part of the range after the other."""
         sources = list(self._sources(low, high))
         if not sources:
             yield self.versions.declared.empty()
@@ -102,7 +102,8 @@ class StateLookup:
             ) from error
 
     def _sources(self, low: int, high: int) -> Iterator[_Source]:
-        """What holds rows of this state in a hash range, newest first; an index is read when its turn comes."""
+        """Yield the sources of this state's rows in a hash range, newest first; an index is read when its turn
+        comes."""
         stored = SnapshotState(self.manifest, [self.operator])
         for segment in stored.segments(self.versions.since - 1):
             index = read_index(self.root, segment, self.manifest.job_uids)
@@ -125,10 +126,10 @@ class StateLookup:
                 yield _Source(f"version {shard.version}", shard.snapshot_id, *shard.hash_range, load)
 
     def _load(self, source: _Source) -> pa.RecordBatch:
-        """A part or table in the newest columns, checked against the manifest's and its own range."""
+        """Return a part or table in the newest columns, checked against the manifest's and its own range."""
         batch = source.load()
         try:
-            # Values go to people and into other programs: offsets and text must be what they claim, whoever wrote them.
+            # Values go to people and into other programs: offsets and text are checked, regardless of their writer.
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise CorruptSegment(
@@ -144,7 +145,7 @@ class StateLookup:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows are, how new they are, the closed range of hashes that they may have, and how to read them."""
+    """Where rows are stored, how new they are, the closed range of hashes that they may have, and how to read them."""
 
     path: str
     snapshot_id: int
@@ -158,11 +159,11 @@ def _whole(run: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _only_key(batch: pa.RecordBatch, wanted: Sequence[pa.Array]) -> pa.RecordBatch:
-    """The rows of one key, clear markers included."""
+    """Return the rows of one key, clear markers included."""
     stored = StateSchema.of(batch.schema).keys_of(batch)
     return batch.filter(pa.array(same_keys(stored, [repeated(column, batch.num_rows) for column in wanted])))
 
 
 def repeated(one: pa.Array, count: int) -> pa.Array:
-    """A column of one row, so many times."""
+    """Return a column with its one row repeated `count` times."""
     return pa.repeat(one[0], count)

@@ -1,8 +1,8 @@
-"""Looking into state: one key, or a filtered table, of any snapshot, without the job and without Spark.
+"""Queries of state: one key, or a filtered table, of any snapshot, without the job and without Spark.
 
-Rows whose TTL had run out by the snapshot's batch time are not shown, whether or not they are still stored.
+Rows whose TTL had run out by the snapshot's batch time are not shown, even if they are still stored.
 
-Nothing is locked and nothing is written; a snapshot is immutable, so the job may run meanwhile.
+A query takes no lock and writes nothing; a snapshot is immutable, so the job may run meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def query_state(
     snapshot: int | None = None,
     limit: int | None = None,
 ) -> pa.Table:
-    """Read a state as of a snapshot: `open_state(…).read(…)` in one call; see there.
+    """Read a state as of a snapshot; the same as `open_state(…).read(…)`, see there.
 
     Args:
         store: the store that holds the job root, or its URL.
@@ -56,7 +56,7 @@ def query_state(
 def open_state(
     store: Store | str, job: str, state: str, *, operator: str | None = None, snapshot: int | None = None
 ) -> StateView:
-    """Find a state in a snapshot; reads the manifest and nothing else.
+    """Find a state in a snapshot; reads only the manifest.
 
     Raises:
         JobNotFound, MissingSnapshot: no such job or snapshot.
@@ -82,7 +82,7 @@ def open_state(
         )
     view = StateView(catalog.root, manifest, found, entry)
     try:
-        view.versions  # noqa: B018 - a description that cannot be read is found here
+        view.versions  # noqa: B018 - raises here if the description cannot be read
     except CorruptManifest as error:
         raise CorruptManifest(f"{where}: {error}") from error
     return view
@@ -92,7 +92,7 @@ def open_state(
 class StateView:
     """One state of one operator as of one snapshot.
 
-    Columns are shown as `DisplaySchema` says.
+    `DisplaySchema` defines how columns are shown.
     """
 
     root: Store
@@ -102,7 +102,7 @@ class StateView:
 
     @cached_property
     def versions(self) -> StateVersions:
-        """How what is stored is read."""
+        """The stored versions of the state and how they are read."""
         return StateVersions(self.operator, self.state)
 
     @property
@@ -112,7 +112,7 @@ class StateView:
 
     @property
     def entries(self) -> tuple[DdlColumn, ...]:
-        """Of a map the columns of its key."""
+        """The columns of a map's key; empty for other states."""
         return self.versions.entries or ()
 
     @property
@@ -131,18 +131,18 @@ class StateView:
         return self.shown.names
 
     def parse_key(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A key for `read` from texts `column=value`; a column without `=` is null.
+        """Return a key for `read` from texts `column=value`; a column without `=` is null.
 
         Values are read by the column's type: numbers, true and false, text as it is, binary as hexadecimal digits,
         dates 2013-01-31, times 2013-01-31 12:00:00 (in UTC, unless they end with an offset), structs as JSON.
 
         Raises:
-            InvalidConfiguration: another column, or one twice. InvalidData: a value that its type cannot have.
+            InvalidConfiguration: an unknown column, or one twice. InvalidData: a value that its type cannot have.
         """
         return self._given.parsed(texts, "key column", {c.name: c for c in self.keys})
 
     def parse_entry(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A map's key for `read` from texts, as `parse_key` reads them.
+        """Return a map's key for `read` from texts, as `parse_key` reads them.
 
         Raises:
             InvalidConfiguration, InvalidData: as `parse_key`; also for a state that is no map.
@@ -151,7 +151,7 @@ class StateView:
         return self._given.parsed(texts, "map key column", {c.name: c for c in self.entries})
 
     def parse_where(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Conditions for `read` from texts, as `parse_key` reads them, on any column."""
+        """Return conditions for `read` from texts, as `parse_key` reads them, on any column."""
         return self._given.parsed(texts, "column", self.shown.by_name)
 
     def read(
@@ -164,22 +164,22 @@ class StateView:
         columns: Sequence[str] | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Rows of the state, ordered by key hash; a key that is not there, was removed or has expired gives no row.
+        """Read rows of the state, ordered by key hash; a key that is missing, removed or expired gives no row.
 
         A key of a list, a map or timers has many rows: those of a list are in its order, timers in that of their time.
 
         Args:
-            key: value by key column, all of them: only what overlaps the key's hash is read. Null equals null, NaN
-                equals NaN, 0.0 equals -0.0, as in Spark's grouping.
-            entry: of a map, value by map key column, all of them: only that entry of the key, or of all keys.
+            key: value by key column, for all key columns: only data that overlaps the key's hash is read. Null equals
+                null, NaN equals NaN, 0.0 equals -0.0, as in Spark's grouping.
+            entry: of a map, value by map key column, for all of them: only that entry of the key, or of all keys.
             where: only rows with these values, by column as shown, with the same equality; or an Arrow expression
-                (`pyarrow.compute.field("n") > 3`). Does not narrow what is read.
-            hash_range: only keys whose unsigned hash lies in this closed range.
-            columns: which, as shown, in this order; None: all.
-            limit: rows at most; None: all, in memory.
+                (`pyarrow.compute.field("n") > 3`). It does not reduce the data that is read.
+            hash_range: only keys whose unsigned hash is in this closed range.
+            columns: the columns as shown, in this order; None: all.
+            limit: maximum number of rows; None: all, in memory.
 
         Raises:
-            InvalidConfiguration: a column that is not there, or arguments that do not go together.
+            InvalidConfiguration: an unknown column, or arguments that cannot be combined.
             InvalidData: a value that does not fit its column.
             MissingFile, CorruptSegment: stored data is damaged; the message names the file. StoreUnavailable: try
                 again.
@@ -207,7 +207,7 @@ class StateView:
     def _collect(
         self, batches: Iterator[pa.RecordBatch], entry: Sequence[pa.Array] | None, where: Any, limit: int | None
     ) -> pa.Table:
-        """Rows under their shown names; stops to read where the limit is reached."""
+        """Collect rows under their shown names; stop reading when the limit is reached."""
         conditions = [(len(self.keys) + i, column) for i, column in enumerate(entry or ())]
         conditions += self._given.conditions(where, self.shown.by_name) if isinstance(where, Mapping) else []
         parts: list[pa.Table] = []
@@ -229,7 +229,7 @@ class StateView:
                 left -= parts[-1].num_rows
                 if left <= 0:
                     break
-        # Every read yields at least one batch, of the stored types where anything is stored.
+        # Every read yields at least one batch, of the stored types if any row is stored.
         return pa.concat_tables([p for p in parts if p.num_rows] or parts[:1])
 
     # --- columns and values --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Objects of a store read by range: what a reader of some columns and some hashes does not need is not fetched."""
+"""Ranged reads of a store's objects: parts that a reader of some columns and hashes does not need are not fetched."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _Span:
 class RangedObjects(HostObjects):
     """Access of one reader, in one thread. Nothing is written to this host.
 
-    A range has no digest in the manifest: parts of segments have their own, and tables have checksums in their pages.
+    The manifest has no digest of a range: parts of segments have their own, and tables have checksums in their pages.
 
     Args:
-        whole_bytes_max: tables up to this size come by one request, whole, with their digest checked.
-        gap_bytes: what may lie between two ranges that come by one request.
+        whole_bytes_max: tables up to this size are read whole by one request, and their digest is checked.
+        gap_bytes: maximum gap between two ranges that are read by one request.
     """
 
     def __init__(self, root: Store, *, whole_bytes_max: int = MIB, gap_bytes: int = _GAP_BYTES) -> None:
@@ -52,10 +52,10 @@ class RangedObjects(HostObjects):
         self._expected: dict[str, list[_Span]] = {}
 
     def expect(self, ranges: Sequence[WantedRange], *, keep: bool = False) -> None:
-        """Fetch ranges that are read next, neighbours together and several at a time.
+        """Fetch ranges that are read next; neighbours are fetched together, and several at a time.
 
         Args:
-            keep: until the end; else until ranges are expected again.
+            keep: keep them until the end; else until ranges are expected again.
         """
         if not keep:
             self._expected = {}
@@ -84,7 +84,7 @@ class RangedObjects(HostObjects):
         return None
 
     def read_range(self, wanted: WantedRange) -> pa.Buffer:
-        """A range of an object, by a request of its own unless it was expected.
+        """Return a range of an object; it takes a separate request unless it was expected.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `HostObjects.read`.
@@ -93,7 +93,7 @@ class RangedObjects(HostObjects):
         return held if held is not None else self._fetch_range(wanted.object.path, wanted.offset, wanted.length)
 
     def open(self, wanted: WantedObject) -> pa.NativeFile:
-        """The object as a file whose reads are range requests; a small one is read whole.
+        """Open the object as a file whose reads are range requests; a small one is read whole.
 
         Raises:
             MissingFile, CorruptSegment, StoreUnavailable: see `HostObjects.read`; also while it is read.
@@ -116,7 +116,7 @@ class RangedObjects(HostObjects):
 
 
 class _RangeFile(io.RawIOBase):
-    """What Parquet's reader needs of a file. Arrow takes care that one thread at a time seeks and reads."""
+    """The file interface that Parquet's reader needs. Arrow ensures that one thread at a time seeks and reads."""
 
     def __init__(self, objects: RangedObjects, wanted: WantedObject) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _RangeFile(io.RawIOBase):
 
 
 def _together(ranges: Iterable[WantedRange], gap_bytes: int) -> list[tuple[str, int, int]]:
-    """Ranges (path, offset, length) that hold all of these."""
+    """Return ranges (path, offset, length) that cover all of these."""
     spans: list[tuple[str, int, int]] = []
     for wanted in sorted(ranges, key=lambda r: (r.object.path, r.offset)):
         path, end = wanted.object.path, wanted.offset + wanted.length

@@ -2,13 +2,13 @@
 
     SnapshotReader(root, manifest).read("legs", "seen", (0, (1 << 62) - 1), columns=["n"])
 
-Which row of a key counts is decided where a restore decides it (`changelog/snapshot_state.py`, `restore/sources.py`,
-`restore/stream.py`): the newest wins, tombstones and clear markers hide what is older, rows of older columns are
-brought to the newest, and what had expired by the snapshot's batch time is gone.
+The code of a restore decides which row of a key counts (`changelog/snapshot_state.py`, `restore/sources.py`,
+`restore/stream.py`): the newest wins, tombstones and clear markers hide older rows, rows of older columns are converted
+to the newest, and rows that had expired by the snapshot's batch time are left out.
 
-What is fetched is what the rows need: manifest, the segments' indexes, the parts, row groups and column chunks that
-meet the hash range, and files of shards that meet it. Nothing is locked and nothing is written to the store; the
-changelog's tail of the range is laid down in unlinked temporary files of this host if it is longer than 32 MiB.
+Only data that the rows need is fetched: manifest, the segments' indexes, and the parts, row groups, column chunks and
+files of shards that overlap the hash range. Nothing is locked and nothing is written to the store. If the changelog's
+tail of the range is longer than 32 MiB, it is written to unlinked temporary files of this host.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _Range = tuple[int, int]
 
 
 def hash_ranges(count: int) -> list[_Range]:
-    """All hashes as so many closed ranges of equal width, for readers that work side by side."""
+    """Return all hashes as `count` closed ranges of equal width, for readers that work in parallel."""
     count = max(1, min(count, MAX_PARALLELISM))
     return [hash_range_of_shard(number, count) for number in range(count)]
 
 
 class SnapshotReader:
-    """One snapshot, read any number of times. Not for several threads: make one for each.
+    """One snapshot, read any number of times. Not thread-safe: make one for each thread.
 
     Every method that reads rows may raise:
         MissingFile, CorruptSegment, CorruptManifest: the snapshot is damaged; the message names the file.
@@ -55,9 +55,9 @@ class SnapshotReader:
     Args:
         root: the job root (or a savepoint's folder, or any copy of one).
         manifest: of the snapshot.
-        scratch: a folder of this host; None is the system's own for temporary files.
+        scratch: a folder of this host; None is the system's folder for temporary files.
         whole_bytes_max: tables up to this size are read by one request, and their digest is checked.
-        gap_bytes: what may lie between two ranges of an object that are read by one request.
+        gap_bytes: maximum gap between two ranges of an object that are read by one request.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class SnapshotReader:
 
     @property
     def bytes_read(self) -> int:
-        """What was read from the store so far."""
+        """Bytes read from the store so far."""
         return self._objects.bytes_read
 
     def find(self, operator: str, state: str) -> tuple[OperatorEntry, StateEntry]:
-        """The descriptions of a state.
+        """Return the descriptions of a state.
 
         Raises:
-            InvalidConfiguration: there is no such operator or state; the message lists what there is.
+            InvalidConfiguration: there is no such operator or state; the message lists the existing ones.
         """
         where = f"snapshot {self.manifest.snapshot_id} in {self.root.url}"
         found = next((o for o in self.operators if o.uid == operator), None)
@@ -103,7 +103,7 @@ class SnapshotReader:
         return found, entry
 
     def versions(self, operator: str, state: str) -> StateVersions:
-        """How what is stored of a state is read.
+        """Return how the stored rows of a state are read.
 
         Raises:
             InvalidConfiguration: see `find`. CorruptManifest: the description cannot be read.
@@ -117,13 +117,13 @@ class SnapshotReader:
         hash_range: _Range = ALL_HASHES,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The live rows of a closed range of key hashes, as they are stored (docs/format.md, "State batches").
+        """Yield the live rows of a closed range of key hashes, as they are stored (docs/format.md, "State batches").
 
         Args:
-            columns: names of the value columns that are wanted; None is all. Keys, map keys and times are always there.
+            columns: names of the wanted value columns; None is all. Keys, map keys and times are always there.
 
         Yields:
-            Batches in ascending order of hash (and entry), none empty, `deleted` false everywhere, all of one schema.
+            Batches in ascending order of hash (and entry), not empty, `deleted` false everywhere, all of one schema.
             All rows of one hash are in one batch. Without rows there is no batch.
 
         Raises:
@@ -152,7 +152,7 @@ class SnapshotReader:
         try:
             for batch in self._primary(operator, versions, hash_range).read(state.name, *hash_range, -1):
                 schema = schema or StateSchema.of(batch.schema)
-                # Types inside of nested columns may be spelled differently in files of different age.
+                # Files of different age may spell types inside nested columns differently.
                 yield adapt(batch, schema)
         except MissingFile as error:
             if not read_boundary(self.root).keeps(self.manifest.snapshot_id):
@@ -186,22 +186,22 @@ class SnapshotReader:
         )
 
     def schema(self, operator: str, state: str) -> StateSchema:
-        """The columns of a state as they are stored now, as far as the manifest tells them.
+        """Return the columns of a state as they are stored now, if the manifest tells their types.
 
-        Types that it does not tell (an interval, a user's own type) are null.
+        Types that it does not tell (an interval, a user-defined type) are null.
         """
         return self.versions(operator, state).declared
 
     def fingerprint(self, operator: str, state: str, hash_range: _Range = ALL_HASHES) -> Fingerprint:
-        """Number and digest of the live rows, which do not depend on format, backend or cuts; of ranges they add up."""
+        """Return number and digest of the live rows, equal for any format, backend or cuts; those of ranges add up."""
         found = Fingerprint()
         for batch in self.read(operator, state, hash_range):
             found = found + Fingerprint.of(batch)
         return found
 
     def stored_bytes(self, operator: str, state: str) -> int:
-        """About how much of the store a full read of a state reads: its tables, and the log and files that it shares
-        with others."""
+        """Estimate how many bytes a full read of a state reads: its tables, and its share of the log and files that it
+        shares with other states."""
         self.find(operator, state)
         tables = sum(
             t.bytes

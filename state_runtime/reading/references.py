@@ -1,7 +1,7 @@
-"""Everything that a snapshot needs on the store: what is copied with it, verified, and kept by garbage collection.
+"""The objects that a snapshot needs on the store: they are copied with it, verified, and kept by garbage collection.
 
-A manifest names most of it; the objects that tasks uploaded themselves are named by the segments' indexes, and the
-files of shards by the listing. Nothing else in the project decides what belongs to a snapshot.
+A manifest names most of them. The segments' indexes name the objects that tasks uploaded themselves, and the listing
+names the files of shards. No other module decides which objects belong to a snapshot.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class StoredRef:
     """One object below the job root that a snapshot needs.
 
     Attributes:
-        kind: "output" is staged output below the root; `references` gives none, it belongs to the next run and not to
-            the state.
-        bytes: 0 of a manifest and -1 of a direct object: their size is not recorded. A direct object has at least
+        kind: "output" is staged output below the root; `references` yields none, because it belongs to the next run and
+            not to the state.
+        bytes: 0 for a manifest and -1 for a direct object: their size is not recorded. A direct object has at least
             `bytes_min`.
-        digest: SHA-256; empty where none is recorded (manifests check themselves, direct objects part by part).
-        operator, state: whose data it is, where it is one's.
+        digest: SHA-256; empty if none is recorded (manifests check themselves, direct objects part by part).
+        operator, state: the owner of the data, if it has exactly one.
         hash_low, hash_high: closed range of key hashes.
         part: of a direct object the part that this reference is about.
     """
@@ -50,19 +50,20 @@ class StoredRef:
 
 
 Memo = dict[str, tuple["StoredRef", ...]]
-"""What segments lead to, by their path: they are immutable, and snapshots share most of them."""
+"""The objects that segments lead to, by the segments' path: they are immutable, and snapshots share most of them."""
 
 
 def references(root: Store, manifest: Manifest, memo: Memo | None = None) -> Iterator[StoredRef]:
-    """What the snapshot needs, the manifest last. An object may be named more than once (by several shards).
+    """Yield the objects that the snapshot needs, the manifest last. Several shards may name the same object.
 
-    Reads the index of each segment that leads to other objects, and the listing of files, nothing else.
+    Reads only the index of each segment that leads to other objects, and the listing of files.
 
     Args:
-        memo: filled and used, so that of several snapshots each segment is read once; the caller's to bound.
+        memo: filled and used, so that each segment is read once for several snapshots; the caller bounds its size.
 
     Raises:
-        MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat: not all of it is known; nothing may be deleted.
+        MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat: not all objects are known; nothing may be
+            deleted.
         StoreUnavailable: try again.
     """
     memo = {} if memo is None else memo
@@ -125,8 +126,8 @@ def _direct_objects(root: Store, segment: SegmentEntry, manifest: Manifest) -> I
 
 
 def sink_references(manifest: Manifest) -> Iterator[str]:
-    """Paths of output that is staged for this snapshot, below its sink's folder; some sinks' folders lie below the job
-    root."""
+    """Yield paths of output that is staged for this snapshot, below its sink's folder; some sinks' folders are below
+    the job root."""
     for output in manifest.outputs:
         for file in output.files:
             yield file.staged

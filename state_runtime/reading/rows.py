@@ -1,6 +1,6 @@
-"""From columns as people name them to rows as they are stored: for what is written into a snapshot; pure.
+"""Conversion from columns with shown names to stored rows, for rows that are written into a snapshot; pure.
 
-The inverse of `DisplaySchema.show`: what was read as a table can be written as one.
+The inverse of `DisplaySchema.show`: a table that was read can be written.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from state_runtime.state.table import Hashes, StateSchema, entry_of_time, int64_
 
 __all__ = ["RowLayout"]
 
-_EPOCH_SHIFT = 28  # of a list's entries: the number of an append within its epoch takes the bits below
+_EPOCH_SHIFT = 28  # of a list's entries: the lower bits hold the number of an append within its epoch
 _OPTIONAL = ("expires",)
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Of one state.
+    """The layout of one state's rows.
 
     Args:
         schema: its columns, exactly; None takes them from the description.
-        epoch: that list elements are appended in.
+        epoch: the epoch in which list elements are appended.
 
     Raises:
         InvalidConfiguration: (methods) rows of this kind of state cannot be made of plain columns.
@@ -53,7 +53,7 @@ class RowLayout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that a row has; `expires` may be left out, and is never then."""
+        """Names of the columns that a row has; `expires` may be left out, and the row then never expires."""
         if self.state.kind == "rows":
             raise InvalidConfiguration(
                 f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot "
@@ -62,10 +62,10 @@ class RowLayout:
         return self.shown.names
 
     def check(self, given: Sequence[str]) -> None:
-        """Whether a table has all columns, and no others.
+        """Check that a table has all columns, and no others.
 
         Raises:
-            InvalidConfiguration: it has not.
+            InvalidConfiguration: it does not.
         """
         roles = self.shown.roles()
         missing = [c for c in self.columns if c not in given and roles[c][1] not in _OPTIONAL]
@@ -77,14 +77,14 @@ class RowLayout:
             )
 
     def stored(self, table: pa.Table | pa.RecordBatch, hashes: Hashes | None = None) -> pa.RecordBatch:
-        """Rows as they are stored, in the order that they came in.
+        """Convert rows to the stored form, in their order of arrival.
 
         Args:
-            hashes: of the keys, if whoever calls knows better: Spark, of strings with a collation.
+            hashes: of the keys, if the caller must supply them, as Spark does for strings with a collation.
 
         Raises:
-            InvalidConfiguration: see `check`. InvalidData: values that do not fit their column, or no time or place
-                where one is needed.
+            InvalidConfiguration: see `check`. InvalidData: values that do not fit their column, or a missing time or
+                place where one is needed.
         """
         self.check(table.schema.names)
         schema = self.versions.declared
@@ -140,7 +140,7 @@ class RowLayout:
             return pa.nulls(table.num_rows, pa.int64())
         column = _whole(table.column(name))
         if pa.types.is_timestamp(column.type):
-            # A time of day or a wall clock would mean another moment on every machine.
+            # A timestamp without a zone would mean another moment on every machine.
             if column.type.tz is None:
                 raise InvalidData(f"{self.versions.name}: column {name!r} must be a timestamp with a time zone")
             column = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
@@ -155,7 +155,7 @@ class RowLayout:
         misfit = InvalidData(
             f"{self.versions.name}: column {name!r} is {column.type}, and not all of it fits {kind}. Cast it before"
         )
-        # Arrow would read numbers out of texts.
+        # Arrow would parse numbers from texts.
         if pa.types.is_null(column.type) or _family(column.type) == _family(kind):
             try:
                 return column.cast(kind)

@@ -1,4 +1,4 @@
-"""A snapshot for people and their programs: what is in it, and its states as tables; without Spark and without Java.
+"""A snapshot for people and their programs: its content, and its states as tables; without Spark and without Java.
 
 snapshot = reading.open("s3://bucket/state/flights")
 for state in snapshot.states(): print(state.operator, state.name, state.kind, state.columns)
@@ -33,16 +33,16 @@ __all__ = ["ReadableSnapshot", "ReadableState", "open_snapshot_for_reading"]
 
 
 def open_snapshot_for_reading(place: str, storage_options: Mapping[str, Any] | None = None) -> ReadableSnapshot:
-    """See `state_runtime.reading.open`."""
+    """Open a snapshot; see `state_runtime.reading.open`."""
     opened = open_place(place, storage_options)
     return ReadableSnapshot(opened.root, opened.info, opened.manifest)
 
 
 @dataclass(frozen=True)
 class ReadableSnapshot:
-    """One snapshot; immutable, so whoever reads it sees one moment, whatever the job does meanwhile.
+    """One snapshot; immutable, so a reader sees one moment while the job runs on.
 
-    It may be given up while it is read, if nobody pins it: reading then raises `SnapshotExpired`.
+    Unless it is pinned, it may expire while it is read: reading then raises `SnapshotExpired`.
     """
 
     root: Store
@@ -51,7 +51,7 @@ class ReadableSnapshot:
 
     @property
     def place(self) -> str:
-        """Where it is."""
+        """The place of the snapshot."""
         return str(Place(self.root.url, self.manifest.snapshot_id))
 
     @property
@@ -60,7 +60,7 @@ class ReadableSnapshot:
         return tuple(operator.uid for operator in self.manifest.operators)
 
     def states(self, operator: str | None = None) -> tuple[ReadableState, ...]:
-        """All states, or those of one operator."""
+        """Return all states, or those of one operator."""
         return tuple(
             ReadableState(self, o.uid, s.name)
             for o in self.manifest.operators
@@ -69,30 +69,30 @@ class ReadableSnapshot:
         )
 
     def state(self, operator: str, name: str) -> ReadableState:
-        """One state.
+        """Return one state.
 
         Raises:
-            InvalidConfiguration: there is no such operator or state; the message lists what there is.
+            InvalidConfiguration: there is no such operator or state; the message lists the existing ones.
         """
         self.reader().find(operator, name)
         return ReadableState(self, operator, name)
 
     def inflight(self, operator: str) -> ReadableInflight:
-        """The rows of an operator that are in flight: read by an epoch, and not processed.
+        """Return the rows of an operator that are in flight: read by an epoch, and not processed.
 
         Raises:
-            InvalidConfiguration: it has none; the message lists which operators have some.
+            InvalidConfiguration: it has none; the message lists the operators that have some.
         """
         return ReadableInflight.of(self.root, self.manifest, operator)
 
     def reader(self) -> SnapshotReader:
-        """Access to the rows as they are stored; for one thread."""
+        """Return a reader of the rows as they are stored; for one thread."""
         return SnapshotReader(self.root, self.manifest)
 
 
 @dataclass(frozen=True)
 class ReadableState:
-    """One state as a table; the columns are those of `DisplaySchema`. Reading raises what `SnapshotReader` says."""
+    """One state as a table; the columns are those of `DisplaySchema`. Reading raises the errors of `SnapshotReader`."""
 
     snapshot: ReadableSnapshot
     operator: str
@@ -100,13 +100,13 @@ class ReadableState:
 
     @cached_property
     def shown(self) -> DisplaySchema:
-        """The columns, and what each stands for."""
+        """The columns and their roles."""
         operator, state = self.snapshot.reader().find(self.operator, self.name)
         return DisplaySchema(StateVersions(operator, state), state.kind, operator.kind)
 
     @property
     def kind(self) -> StateKind:
-        """What it is: value, list, map, timers, or rows of a built-in operator."""
+        """The kind of the state: value, list, map, timers, or rows of a built-in operator."""
         return self.snapshot.reader().find(self.operator, self.name)[1].kind
 
     @property
@@ -116,7 +116,7 @@ class ReadableState:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Names of the columns that are the key."""
+        """Names of the key columns."""
         return tuple(name for name, (role, _) in self.shown.roles().items() if role == "key")
 
     def batches(
@@ -125,17 +125,17 @@ class ReadableState:
         keys: Sequence[Mapping[str, Any]] | None = None,
         hash_range: tuple[int, int] = ALL_HASHES,
     ) -> Iterator[pa.RecordBatch]:
-        """The live rows, some at a time, in order of key hash; of large states too in bounded memory.
+        """Yield the live rows, some at a time, in order of key hash; large states too in bounded memory.
 
         Args:
-            columns: which, in this order; None is all. Value columns that are not asked for are not read.
-            keys: only these, each with a value for every key column; of each only the parts and tables that can hold it
-                are read.
-            hash_range: only keys whose unsigned hash lies in this closed range.
+            columns: the columns, in this order; None is all. Value columns that are not listed are not read.
+            keys: only these, each with a value for every key column; for each key only the parts and tables that can
+                hold it are read.
+            hash_range: only keys whose unsigned hash is in this closed range.
 
         Raises:
-            InvalidConfiguration: an unknown column, or keys and a range at once. InvalidData: a key that does not fit
-                its column.
+            InvalidConfiguration: an unknown column, or both keys and a range. InvalidData: a key that does not fit its
+                column.
         """
         wanted = self.wanted(columns)
         if keys is None:
@@ -163,7 +163,7 @@ class ReadableState:
         keys: Sequence[Mapping[str, Any]] | None = None,
         hash_range: tuple[int, int] = ALL_HASHES,
     ) -> pa.Table:
-        """The same in memory."""
+        """Return the same rows as a table in memory."""
         batches = list(self.batches(columns, keys, hash_range))
         if batches:
             return pa.Table.from_batches(batches)
@@ -175,17 +175,17 @@ class ReadableState:
         keys: Sequence[Mapping[str, Any]] | None = None,
         hash_range: tuple[int, int] = ALL_HASHES,
     ) -> pd.DataFrame:
-        """The same as a pandas DataFrame."""
+        """Return the same rows as a pandas DataFrame."""
         frame: pd.DataFrame = self.to_arrow(columns, keys, hash_range).to_pandas()
         return frame
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """The columns' types as far as the manifest tells them; one that it does not tell is null."""
+        """Return the columns' types if the manifest tells them; a type that it does not tell is null."""
         by_name = self.shown.by_name
         return pa.schema([pa.field(name, by_name[name].type or pa.null()) for name in self.wanted(columns)])
 
     def wanted(self, columns: Sequence[str] | None) -> list[str]:
-        """The columns that are meant; None is all.
+        """Return the wanted columns; None is all.
 
         Raises:
             InvalidConfiguration: one that the state does not have.
@@ -199,5 +199,5 @@ class ReadableState:
         return list(self.columns if columns is None else columns)
 
     def fingerprint(self) -> Fingerprint:
-        """Number and digest of all live rows; see `SnapshotReader.fingerprint`."""
+        """Return number and digest of all live rows; see `SnapshotReader.fingerprint`."""
         return self.snapshot.reader().fingerprint(self.operator, self.name)

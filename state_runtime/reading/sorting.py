@@ -1,5 +1,5 @@
-"""Rows in the order that tables need, in bounded memory: what does not fit is spilled to files of this host by leading
-bits of the hash."""
+"""Sorting of rows into the order that tables need, in bounded memory: rows that do not fit are spilled to files of this
+host by leading bits of the hash."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BITS = 6  # buckets of one level: 64 open files
 def sorted_rows(
     batches: Iterable[pa.RecordBatch], schema: StateSchema, *, bytes_max: int = 128 * MIB, scratch: Path | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one state, sorted by hash and entry; rows with the same ones stay in order.
+    """Yield rows of one state, sorted by hash and entry; rows with equal hash and entry stay in order.
 
     Args:
         batches: of the state's columns, in any order.
-        bytes_max: what is in memory at once, about; more only if so much of it has one hash.
-        scratch: where the rest is put; a folder of its own in there is removed at the end.
+        bytes_max: approximate bytes in memory at once; more only if more rows have the same hash.
+        scratch: folder for spilled rows; a temporary folder inside it is removed at the end.
 
     Raises:
         OSError: no room on this host's disk.
@@ -61,7 +61,7 @@ def _sorted(
 def _spill(
     held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch], schema: StateSchema, folder: Path, depth: int
 ) -> list[Path]:
-    """All rows by the next bits of their hash, in files in that order."""
+    """Write all rows to files by the next bits of their hash; return the files in that order."""
     count = 1 << _BITS
     shift = np.uint64(64 - _BITS - depth)
     with ExitStack() as stack:

@@ -7,21 +7,21 @@
 |---|---|
 | `place` (or the path of `load`) | `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint |
 | `what` | `state` (default if `state` is given), `operators` (default), `snapshots`, `manifest`, `inflight` |
-| `operator`, `state` | which state; its columns have their real types |
-| `columns` | of a state, with commas: only these are read. Spark's Python data sources are not told which columns a
+| `operator`, `state` | the state to read; its columns have their real types |
+| `columns` | of a state, with commas: only these are read. Spark does not tell Python data sources which columns a
 query needs; `.schema("a long, b string")` does the same |
 | `inflight` | uid of an operator: its rows that are in flight, with its input columns, and `_operator`, `_epoch`,
 `_key_hash`, `_place` |
-| `hash_range` | of a state or of rows in flight, `LOW:HIGH`: only keys whose unsigned hash lies in there |
-| `partitions` | of the same: hash ranges that are read side by side; by default one for 64 MiB |
+| `hash_range` | of a state or of rows in flight, `LOW:HIGH`: only keys whose unsigned hash is in this range |
+| `partitions` | of the same: number of hash ranges that are read in parallel; by default one for 64 MiB |
 
-Conditions that name every key column by `=`, `<=>`, `in` or `is null` are answered by looking those keys up, where
+Conditions that name every key column by `=`, `<=>`, `in` or `is null` are answered by looking up those keys, if
 filters are pushed down (`register` sets `spark.sql.python.filterPushdown.enabled`; or set it and the option
 `pushdown`).
 
 The snapshot is fixed when the DataFrame is made, so all its actions see the same rows. Credentials come from the
-executors' environment, or from `register(spark, storage_options=…)`, which hands them to the tasks without showing them
-in any plan; they are refused as options of a read, which Spark may show.
+executors' environment, or from `register(spark, storage_options=…)`, which passes them to the tasks without showing
+them in any plan; they are refused as options of a read, which Spark may show.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _KEYS_PER_TASK = 50
 
 
 def register(spark: SparkSession, *, storage_options: Mapping[str, Any] | None = None, pushdown: bool = True) -> None:
-    """Make the format known to a session.
+    """Register the format in a session.
 
     Args:
-        storage_options: for the stores that are read, as fsspec has them; they travel to the tasks, and are shown
-            nowhere.
-        pushdown: also let conditions on keys narrow what is read: sets Spark's
+        storage_options: for the stores that are read, as fsspec has them; they are sent to the tasks, and never
+            shown.
+        pushdown: also let conditions on keys reduce the data that is read: sets Spark's
             `spark.sql.python.filterPushdown.enabled`.
     """
-    # A class of its own: Spark makes instances from nothing but the options of a read, which its plans show.
+    # A separate class: Spark makes instances from the options of a read alone, which its plans show.
     known = {"_storage_options": dict(storage_options or {}), "_pushdown": pushdown}
     if pushdown:
         spark.conf.set(_PUSHDOWN, "true")
@@ -104,10 +104,10 @@ class StillstateDataSource(DataSource):
         return _FORMAT
 
     def schema(self) -> T.StructType:
-        """The columns of what is read.
+        """Return the columns of the relation.
 
         Raises:
-            InvalidConfiguration: options that do not go together, or a type that is not known without the job.
+            InvalidConfiguration: options that cannot be combined, or a type that is not known without the job.
         """
         what = self._what()
         if what == "rows":
@@ -126,7 +126,7 @@ class StillstateDataSource(DataSource):
         return spark_schema_of(schema)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        """What reads it, in tasks."""
+        """Return the reader that runs in tasks."""
         what = self._what()
         if what == "rows":
             snapshot = self._open()
@@ -160,7 +160,7 @@ class StillstateDataSource(DataSource):
         )
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
-        """Refused: a snapshot has many tables, which one DataFrame is not.
+        """Refuse to write: a snapshot has many tables, but one DataFrame is one table.
 
         Raises:
             InvalidConfiguration: always.
@@ -175,7 +175,7 @@ class StillstateDataSource(DataSource):
     def _what(self) -> str:
         unknown = [name for name in self.options if name.lower() not in _OPTIONS]
         if unknown:
-            # Never its value: it may be a credential.
+            # Never show its value: it may be a credential.
             raise InvalidConfiguration(
                 f"option {unknown[0]!r} is not known; there are: {', '.join(_OPTIONS)}. Credentials go into the "
                 "environment, or to register(spark, storage_options=…)"
@@ -197,7 +197,7 @@ class StillstateDataSource(DataSource):
         return place
 
     def _open(self) -> ReadableSnapshot:
-        """The snapshot, the same from the first look on: the object is pickled to where the query is planned."""
+        """Return the snapshot, the same one from the first call on: this object is pickled to the query's planner."""
         snapshot = open_snapshot_for_reading(self._fixed or self._place(), self._storage_options)
         self._fixed = snapshot.place
         return snapshot
@@ -251,7 +251,7 @@ def _number(text: str, option: str) -> int:
 
 
 class _Options(dict[str, Any]):
-    """Storage options that show nothing of themselves."""
+    """Storage options whose repr shows nothing."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} storage options>"
@@ -265,7 +265,7 @@ class _HashRange(InputPartition):
 
 @dataclass(repr=False)
 class _Keys(InputPartition):
-    """Keys to look up; shown nowhere."""
+    """Keys to look up; never shown."""
 
     keys: tuple[dict[str, Any], ...]
 
@@ -274,7 +274,7 @@ class _Keys(InputPartition):
 
 
 class _RelationReader(DataSourceReader):
-    """What is small: one task reads it."""
+    """Reader of a small relation, in one task."""
 
     def __init__(self, what: str, place: str, storage_options: Mapping[str, Any], schema: pa.Schema) -> None:
         self._what = what
@@ -290,7 +290,7 @@ class _RelationReader(DataSourceReader):
 
 
 class _InflightReader(DataSourceReader):
-    """Rows in flight, a hash range per task."""
+    """Reader of rows in flight, a hash range per task."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class _InflightReader(DataSourceReader):
             raise StillstateError(f"a partition of type {type(partition).__name__}")
         rows = open_snapshot_for_reading(self._place, self._storage_options).inflight(self._operator)
         for batch in rows.batches((partition.low, partition.high)):
-            if not self._schema.names:  # `count()` needs rows, but no column
+            if not self._schema.names:  # `count()` needs rows, but no columns
                 yield batch.select([])
                 continue
             arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
@@ -322,7 +322,7 @@ class _InflightReader(DataSourceReader):
 
 
 class _StateReader(DataSourceReader):
-    """A state, a hash range per task."""
+    """Reader of a state, a hash range per task."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class _StateReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         state = open_snapshot_for_reading(self._place, self._storage_options).state(self._operator, self._state)
-        # `count()` needs rows, but no column.
+        # `count()` needs rows, but no columns.
         columns = self._schema.names or list(state.key_columns[:1])
         if isinstance(partition, _Keys):
             batches = state.batches(columns, keys=partition.keys)
@@ -370,7 +370,7 @@ class _StateReader(DataSourceReader):
 
 
 class _PushingReader(_StateReader):
-    """The same, where Spark tells the conditions of a query."""
+    """The same reader, for sessions in which Spark pushes down the conditions of a query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the conditions that name whole keys; all others stay with Spark."""
@@ -396,7 +396,7 @@ class _PushingReader(_StateReader):
         return [condition for condition in filters if not any(condition is one for one in taken)]
 
     def _fits(self, keys: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the values are of the columns' types, as Python has them: else Spark compares."""
+        """Return whether the values are of the columns' types, as Python has them: else Spark compares."""
         state = open_snapshot_for_reading(self._place, self._storage_options).state(self._operator, self._state)
         types = {c.name: c.type for c in state.shown.versions.keys}
         named = {name: own for name, (role, own) in state.shown.roles().items() if role == "key"}
@@ -413,8 +413,8 @@ class _PushingReader(_StateReader):
 
 
 def _values_of(condition: Filter) -> tuple[Any, ...] | None:
-    """The values that a condition allows; None if it is no list of values. Each once, as grouping takes them for
-    equal."""
+    """Return the values that a condition allows; None if it is not a list of values. Values that grouping takes for
+    equal are returned once."""
     if isinstance(condition, EqualTo):
         return None if condition.value is None else (condition.value,)
     if isinstance(condition, EqualNullSafe):

@@ -1,7 +1,7 @@
-"""Writing sorted live rows as the state tables of a canonical snapshot; used by one process and by the tasks of a Spark
-job alike.
+"""Writing of sorted live rows as the state tables of a canonical snapshot, by one process or by the tasks of a Spark
+job.
 
-Tables are files under names that nobody else uses. A crash at any point leaves files that nothing names.
+Tables are files under unique names. A crash at any point leaves files that no manifest names.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from state_runtime.store import Store
 __all__ = ["TableWriter", "WrittenTables", "cell_bits"]
 
 _ROW_GROUP_ROWS = 131_072
-_TABLE_BYTES = 32 * MIB  # as folds aim at
+_TABLE_BYTES = 32 * MIB  # the size that folds aim at
 _CELL_BITS_MAX = 8
 
 
 def cell_bits(stored_bytes: int) -> int:
-    """Into how many cells (2 to the power of it) a state of so many bytes is cut."""
+    """Return the number of cells (2 to the power of it) into which a state of this size is cut."""
     return min(_CELL_BITS_MAX, max(0, -(-stored_bytes // _TABLE_BYTES) - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class WrittenTables:
-    """What was written of states; what several writers wrote adds up.
+    """The tables written for states; results of several writers add up.
 
     Attributes:
         next_due_ms: per operator the earliest `due` of its rows.
@@ -88,9 +88,9 @@ class TableWriter:
     """Writes one state's tables.
 
     Args:
-        snapshot_id, writer: part of the files' names: the snapshot that they are for, and who wrote them.
+        snapshot_id, writer: parts of the files' names: the snapshot that they are for, and the name of the writer.
         bits: the hashes are cut into 2^bits cells, with a table for each that has rows.
-        scratch: a folder of this host for the table that is being written; None is the system's own for temporary
+        scratch: a folder of this host for the table that is being written; None is the system's folder for temporary
             files.
         schema: the state's columns, exactly; None takes them from the description.
     """
@@ -123,16 +123,16 @@ class TableWriter:
         self._name = self._versions.name
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> WrittenTables:
-        """Write live rows as tables; no two calls may be given rows of one cell.
+        """Write live rows as tables; rows of one cell must all be given to the same call.
 
         Args:
-            batches: sorted by hash (and entry), in the columns that the state's description says. Held in memory: one
-                row group.
+            batches: sorted by hash (and entry), in the columns of the state's description. One row group is held in
+                memory.
 
         Raises:
             InvalidData: a key or an entry twice, a hash that is not that of its key, a row out of order, other columns,
-                a tombstone, or text that is not UTF-8. What was written by then is named by nothing.
-            StoreUnavailable: as before; try again.
+                a tombstone, or text that is not UTF-8. No manifest names the tables written before the error.
+            StoreUnavailable: the same; try again.
         """
         total = WrittenTables()
         cell: _OpenTable | None = None
@@ -175,7 +175,7 @@ class TableWriter:
                 schema.entries is not None and bool((entries_of(batch) == CLEAR_MARKER).any())
             ):
                 raise InvalidData(f"{self._name}: a canonical snapshot holds live rows only, not removals")
-            # A string with a collation is hashed by Spark as something else than its bytes: only Spark knows.
+            # For a string with a collation Spark does not hash its bytes: only Spark can compute the hash.
             if all(c.binary_equality for c in self._versions.keys) and not np.array_equal(
                 hash_rows(schema.keys_of(batch)), hashes
             ):
@@ -183,7 +183,7 @@ class TableWriter:
             yield batch
 
     def _unique(self, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """All rows of some hashes, once each identity was seen to be there once."""
+        """Return all rows of some hashes, after a check that each identity occurs once."""
         batch = concat(parts, parts[0].schema)
         schema = StateSchema.of(batch.schema)
         groups = hashes_of(batch)
@@ -262,7 +262,7 @@ class _OpenTable:
                 self.next_due_ms = earliest if self.next_due_ms is None else min(self.next_due_ms, earliest)
         self._held.append(rows)
         if sum(b.nbytes for b in self._held) >= FOLD_BYTES_MAX:
-            # A reader takes a row group into memory.
+            # A reader loads a whole row group into memory.
             self._write(concat(self._held, self._schema))
             self._held = []
         while sum(b.num_rows for b in self._held) >= self._row_group_rows:

@@ -1,1 +1,1 @@
-"""What stands between us and Spark: sessions, columns, SQL text, executors, and errors across its border."""
+"""The boundary between Stillstate and Spark: sessions, columns, SQL text, executors, and errors that cross it."""

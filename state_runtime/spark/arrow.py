@@ -1,4 +1,4 @@
-"""Spark's types as Arrow's, and the other way round; by pyspark's own functions, which are not documented."""
+"""Conversion between Spark's types and Arrow's; by pyspark's own functions, which are not documented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from state_runtime.spark.internals import Internal, given, private_of
 __all__ = ["arrow_schema_of", "spark_schema_of"]
 
 _MODULE: Final = "pyspark.sql.pandas.types"
-# Types of no parameters, in both ways.
+# Types without parameters, for both directions.
 _PLAIN: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
     (T.BooleanType, pa.bool_()),
     (T.ByteType, pa.int8()),
@@ -33,12 +33,12 @@ _PLAIN: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
 
 
 def arrow_schema_of(schema: T.StructType) -> pa.Schema:
-    """A schema in Arrow's types. Time zones are metadata of a column; the canonical one, UTC, keeps stored schemas
-    independent of the session.
+    """Return a schema in Arrow's types. Time zones are metadata of a column; the canonical one, UTC, keeps stored
+    schemas independent of the session.
 
     Raises:
-        InvalidPipeline: there is no type for one of Spark's, as far as is known without pyspark's own table. Else
-            pyspark says it.
+        InvalidPipeline: Arrow has no type for one of Spark's; raised only if Stillstate's own table is used. Else
+            pyspark raises its own error.
     """
 
     def inner() -> pa.Schema:
@@ -48,7 +48,7 @@ def arrow_schema_of(schema: T.StructType) -> pa.Schema:
 
 
 def spark_schema_of(schema: pa.Schema) -> T.StructType:
-    """A schema in Spark's types; a timestamp without a zone has none there.
+    """Return a schema in Spark's types; a timestamp without a zone has none there either.
 
     Raises:
         InvalidPipeline: see `arrow_schema_of`.
@@ -65,7 +65,7 @@ def spark_schema_of(schema: pa.Schema) -> T.StructType:
 
 
 def arrow_type(of: T.DataType) -> pa.DataType:
-    """The common types, by our own table."""
+    """Return the Arrow type of a common Spark type, by Stillstate's own table."""
     if isinstance(of, T.DecimalType):
         return pa.decimal128(of.precision, of.scale)
     if isinstance(of, T.ArrayType):
@@ -84,7 +84,7 @@ def arrow_type(of: T.DataType) -> pa.DataType:
 
 
 def spark_type(of: pa.DataType) -> T.DataType:
-    """The same, the other way round."""
+    """Return the Spark type of a common Arrow type."""
     if pa.types.is_decimal(of):
         return T.DecimalType(of.precision, of.scale)
     if pa.types.is_list(of) or pa.types.is_large_list(of) or pa.types.is_fixed_size_list(of):

@@ -1,8 +1,8 @@
 """An archive of the classes that Spark's Java loads at a start, so that the next start maps them instead of reading and
 checking some 20,000 of them again: Java's application class-data sharing (JEP 310, JEP 350).
 
-It is of this host and this user, and belongs to one Java, one set of jars and one class path, which its name says, with
-the digest of its bytes. Java compares the former once more, and starts without an archive that does not fit.
+It belongs to this host, this user, one Java, one set of jars and one class path. Its name has a key of these, and the
+digest of its bytes. Java checks Java, jars and class path once more, and starts without an archive that does not fit.
 `orchestration/running/prepare.py` makes it.
 """
 
@@ -38,19 +38,19 @@ _OWN_CHOICE: Final = ("-Xshare", "-XX:SharedArchiveFile", "-XX:ArchiveClassesAtE
 
 
 def archive_folder() -> Path:
-    """Where this user's archives are: `stillstate/java` of the user's cache folder (XDG Base Directory)."""
+    """Return the folder of this user's archives: `stillstate/java` of the user's cache folder (XDG Base Directory)."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "stillstate" / "java"
 
 
 def archive_key(java: Path) -> str:
-    """What an archive belongs to: a Java, and this environment's Spark and class path; 32 hexadecimal digits.
+    """Return the key of an archive: a Java, and this environment's Spark and class path; 32 hexadecimal digits.
 
     Args:
         java: its command.
 
     Raises:
-        OSError: there is no Spark to look at.
+        OSError: there is no Spark here.
     """
     home = java.resolve().parent.parent
     jars = _spark_home() / "jars"
@@ -67,7 +67,7 @@ def archive_key(java: Path) -> str:
 
 
 def _spark_home() -> Path:
-    """Where pyspark finds Spark: as the user says, or beside itself, in a folder of its own for another Hadoop."""
+    """Return where pyspark finds Spark: `SPARK_HOME`, or beside pyspark, in `spark-distribution` for another Hadoop."""
     if chosen := os.environ.get("SPARK_HOME"):
         return Path(chosen)
     beside = Path(pyspark.__file__).parent
@@ -75,14 +75,14 @@ def _spark_home() -> Path:
 
 
 def archive_name(key: str, archive: Path) -> str:
-    """The name under which an archive is believed: its key, and the XXH3-128 of its bytes."""
+    """Return the name under which an archive is trusted: its key, and the XXH3-128 of its bytes."""
     return f"{key}-{_check_of(archive)}.jsa"
 
 
 def find_archive(key: str) -> Path | None:
-    """The archive of this key that is whole, and that nobody but this user can have written.
+    """Return the archive of this key that is intact, and that only this user can have written.
 
-    Java maps what it is given: one that is cut short ends the process. So all of it is read (0.1 s for 190 MB).
+    Java maps the file without a check: a truncated one ends the process. So all of it is read here (0.1 s for 190 MB).
     """
     folder = archive_folder()
     try:
@@ -93,7 +93,7 @@ def find_archive(key: str) -> Path | None:
 
 
 def archives_of(folder: Path, key: str) -> list[Path]:
-    """All files that say that they are archives of a key."""
+    """Return all files whose names say that they are archives of a key."""
     return sorted(folder.glob(f"{key}-*.jsa"))
 
 
@@ -112,7 +112,7 @@ def _check_of(archive: Path) -> str:
 
 
 def with_archive(conf: Mapping[str, str], java: Path) -> dict[str, str]:
-    """A session's settings, by which Java uses the archive if there is one; the caller's own choice of one stays."""
+    """Return a session's settings with the archive, if there is one; the caller's own choice of an archive is kept."""
     own = conf.get(JAVA_OPTIONS, "")
     if any(option in own for option in _OWN_CHOICE):
         return dict(conf)
@@ -122,6 +122,6 @@ def with_archive(conf: Mapping[str, str], java: Path) -> dict[str, str]:
         return dict(conf)
     if archive is None:
         return dict(conf)
-    # An archive that does not fit is no use and no fault: not a word of it.
+    # An archive that does not fit is useless and harmless: Java must not log it.
     options = f"-Xshare:auto {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds*=off"
     return {**conf, JAVA_OPTIONS: f"{own} {options}".strip()}

@@ -1,4 +1,4 @@
-"""Errors across Spark's border: Spark hands the exception of a task over as text, and here it becomes typed again."""
+"""Errors across Spark's boundary: Spark passes on the exception of a task as text; here it becomes typed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from state_runtime.spark.java_errors import chain_of, error_of_chain
 __all__ = ["ERROR_MARK", "cause_of", "is_of_ended_java", "marked", "typed_error"]
 
 ERROR_MARK = "[stillstate-error:"
-"""By this mark in the text the driver finds our own errors."""
+"""The driver recognises Stillstate's own errors by this mark in the text."""
 
 _TRACEBACK_MARK, _TRACEBACK_END = "[stillstate-traceback]", "[/stillstate-traceback]"
 _MARKED = re.compile(
@@ -37,20 +37,20 @@ _OURS = re.compile(r"[/\\]state_runtime[/\\]")
 _LIBRARY = re.compile(r"[/\\]site-packages[/\\]|[/\\]pyspark[/\\]")
 _DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)")
 _OTHER_OUTPUT = re.compile(r"shuffle map stage with indeterminate output was failed and retried")
-"""Spark compares what attempts of a task wrote (SPARK-53575), and gives an action up of which a part was done."""
+"""Spark compares the output of a task's attempts (SPARK-53575), and fails an action of which a part was done."""
 _NO_CLASS = re.compile(r"org\.apache\.spark\.sql\.\S+ does not exist in the JVM")
 _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<now>\S+) for the root path: (?P<then>\S+)")
 
 
 def typed_error(error: BaseException) -> BaseException:
-    """The error as ours: errors of tasks come back from Spark as text, ours with a mark, those of the user's functions
-    without; exceptions of Java's as what their root cause means."""
+    """Return the error as one of Stillstate's. Errors of tasks come back from Spark as text: Stillstate's own with a
+    mark, those of the user's functions without. Java exceptions are typed by their root cause."""
     if isinstance(error, StillstateError):
         return error
     try:
         text = str(error)
     except (Py4JError, OSError):
-        return _ended_java()  # what an exception of Java's says is asked of Java
+        return _ended_java()  # the text of a Java exception is fetched from Java
     match = _MARKED.search(text)
     if match is not None:
         cls = getattr(errors, match.group(1), None)
@@ -82,7 +82,7 @@ def typed_error(error: BaseException) -> BaseException:
             "Nothing of the epoch was committed; the log of the executor says more. Mend the code or give the "
             "executors more memory, and start again"
         )
-        # Spark's hundreds of lines about it hold nothing of that code; they are in the log.
+        # Spark's hundreds of lines about it name nothing of that code; they are in the log.
         died.__cause__ = UserTraceback("It left no traceback.")
         return died
     chain = chain_of(error)
@@ -98,23 +98,23 @@ def _ended_java() -> ProcessEnded:
 
 
 def is_of_ended_java(error: BaseException) -> bool:
-    """Whether an error only says that nobody answers at the other end of py4j: Spark's Java process is gone."""
+    """Return whether an error only says that py4j gets no answer: Spark's Java process is gone."""
     if isinstance(error, Py4JNetworkError):
         return True
     if type(error) is Py4JError:
-        # Of a call that was under way: Java's own refusals come with its trace. Or of a look at a class: a Java that
-        # lives has Spark's own.
+        # An interrupted call: Java's own refusals come with its trace. Or a failed look-up of a class: a Java process
+        # that lives has Spark's own.
         is_call = str(error).startswith("An error occurred while calling") and "Trace:" not in str(error)
         return is_call or _NO_CLASS.match(str(error)) is not None
     if not isinstance(error, ConnectionError):
         return False
-    # The user's own connections may break too; those do not pass through py4j.
+    # The user's own connections may break too; those do not use py4j.
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__", "").split(".")[0] == "py4j" for frame, _ in frames)
 
 
 def cause_of(typed: BaseException, error: BaseException) -> BaseException | None:
-    """What to raise a typed error from, so that of an error of the user's code its own traceback is what is printed.
+    """Return the cause to raise a typed error from, so that for an error of user code its own traceback is printed.
 
     Spark's text about it is hundreds of lines long and holds neither file nor line of that code.
     """
@@ -124,7 +124,7 @@ def cause_of(typed: BaseException, error: BaseException) -> BaseException | None
 
 
 def _of_user(text: str) -> UserCodeError | None:
-    """What a function raised that Spark called in a step of the job; None if it is ours, which is a fault of ours."""
+    """Return the error of a user's function that Spark called in a step; None if Stillstate's own function raised."""
     frames = list(_FRAME.finditer(text))
     if not frames or any(_OURS.search(frame["file"]) for frame in frames):
         return None
@@ -139,8 +139,8 @@ def _of_user(text: str) -> UserCodeError | None:
 
 
 def marked(error: StillstateError) -> StillstateError:
-    """An error of a task as it is to be raised there: with a mark in its text that lets the driver make it typed
-    again, and behind it the traceback of the user's code: Spark leaves causes out."""
+    """Return an error to raise in a task: its text has a mark by which the driver makes it typed again, and then the
+    traceback of the user's code, because Spark leaves causes out."""
     text = f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
         text += _TRACEBACK_MARK + user_traceback(error.__cause__).replace(_TRACEBACK_END, "") + _TRACEBACK_END

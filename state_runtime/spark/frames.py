@@ -1,4 +1,4 @@
-"""The steps of an epoch's plan, as Spark's frames; by pyspark's public ways. In fewer calls: spark/prepared.py."""
+"""The steps of an epoch's plan, as Spark's frames; by pyspark's public API. In fewer calls: spark/prepared.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyspark.sql.functions import expr
 __all__ = ["Aggregate", "Frames", "Planned", "PublicFrames", "Seen", "StageFunction"]
 
 Seen = Callable[[DataFrame], Sequence[Any]]
-"""What was observed, of the frame that was run; nothing if nothing came."""
+"""Returns the observed values, given the frame that was run; empty if no row came."""
 
 StageFunction = tuple[Callable[..., Any], T.StructType]
-"""What `mapInArrow` runs in a stage, and what comes out of it."""
+"""The function that `mapInArrow` runs in a stage, and its output schema."""
 
 
 class Planned(Protocol):
@@ -27,46 +27,46 @@ class Planned(Protocol):
         ...
 
     def seen(self) -> Sequence[Any]:
-        """After `run`: what its frame observed; nothing if nothing came, or nothing is observed."""
+        """Return, after `run`, the values that its frame observed; empty if no row came, or nothing is observed."""
         ...
 
 
 class Aggregate(Protocol):
-    """Aggregates what each task has."""
+    """Aggregates the rows of each task separately."""
 
     def __call__(
         self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
     ) -> DataFrame:
-        """By a plan of two: what the frame observed is told for the frame, not for what was made of it.
+        """Aggregate in a second plan: observed values are read from the first frame, not from the result.
 
         Args:
             beside: a column of one value.
-            by: SQL of what rows are grouped by.
+            by: SQL expressions by which rows are grouped.
             made: SQL of the aggregates, with their names.
-            kept: SQL of what is kept of both.
+            kept: SQL of the columns that are kept of both.
         """
         ...
 
 
 class Frames(Protocol):
-    """Makes the frames of one epoch's plan after the other. Not thread-safe."""
+    """Makes the frames of one epoch's plan after another. Not thread-safe."""
 
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
-        """`frame.selectExpr(…)`."""
+        """Return `frame.selectExpr(…)`."""
         ...
 
     def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
-        """`frame.repartitionById(…)`: the rows in the partition whose number `number` is, an int in SQL."""
+        """Return `frame.repartitionById(…)`: each row in the partition whose number is `number`, an int in SQL."""
         ...
 
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
-        """The frame, observed for some aggregates, and what gives these after `run` of a frame that was made of it."""
+        """Return the observed frame, and a function for the aggregates' values after `run` of a derived frame."""
         ...
 
     def map_in_arrow(
         self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int
     ) -> DataFrame:
-        """`frame.mapInArrow(…)`.
+        """Return `frame.mapInArrow(…)`.
 
         Args:
             columns: the frame's, all of them in their order.
@@ -75,54 +75,56 @@ class Frames(Protocol):
 
     @property
     def aggregate(self) -> Aggregate | None:
-        """None: there is no way without a shuffle."""
+        """The way to aggregate without a shuffle; None if there is none."""
         ...
 
     def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
-        """A frame that is no epoch's; it may be made once and used in many plans."""
+        """Return a frame that does not depend on the epoch; it may be made once and used in many plans."""
         ...
 
     def shared(self, frame: DataFrame) -> tuple[tuple[DataFrame, ...], DataFrame]:
-        """The rows of a frame for several readers, in the same partitions and order; made once for all of them.
+        """Share the rows of a frame between several readers. An action computes them once, in the same partitions and
+        order.
 
         Returns:
-            The frames that make the rows, for `learn`; and the frame to read, any number of times.
+            The frames that compute the rows, for `learn`; and the frame that the readers read.
         """
         ...
 
     def partitions(self, batch: DataFrame) -> int:
-        """How many partitions a batch has; the plan of rows that are shared depends on it. 0 where no plan is kept."""
+        """Return the number of partitions of a batch, on which plans with shared rows depend; 0 if no plan is kept."""
         ...
 
     def run(self, frames: Sequence[DataFrame]) -> None:
-        """Have all rows of the frames made, in one job, for what is done on the way; the rows themselves are dropped
-        where they are."""
+        """Compute all rows of the frames in one Spark job, for the side effects; the rows themselves are dropped where
+        they are."""
         ...
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
-        """The plan of an epoch before, for another batch and other functions; None: it is to be made.
+        """Return the plan of an earlier epoch for another batch and other functions; None: the plan must be made.
 
         Args:
-            shape: whatever decides what plan is made.
+            shape: everything that the plan depends on.
             functions: of all stages.
         """
         ...
 
     def learns(self, shape: Hashable) -> bool:
-        """Whether to `learn` of an epoch that is to be planned."""
+        """Return whether to call `learn` for an epoch that is to be planned."""
         ...
 
     def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
-        """Take note of the plan of an epoch that was run.
+        """Record the plan of an epoch that was run.
 
         Args:
-            frames: each reads the rows of the batch, or of frames before it; none, if another batch may have others.
+            frames: each reads the rows of the batch, or of frames before it; empty if another batch may have other
+                frames.
         """
         ...
 
 
 class PublicFrames:
-    """See `Frames`; by pyspark's public ways."""
+    """See `Frames`; by pyspark's public API."""
 
     def __init__(self) -> None:
         self._persisted: list[DataFrame] = []
@@ -160,7 +162,7 @@ class PublicFrames:
     def run(self, frames: Sequence[DataFrame]) -> None:
         first, *others = frames
         if others:
-            # Rows of one schema; what is read of them is nothing.
+            # A union needs one schema; no column is read.
             first, *others = (frame.selectExpr("CAST(NULL AS INT) AS n") for frame in frames)
         try:
             reduce(DataFrame.unionAll, others, first).write.format("noop").mode("overwrite").save()
@@ -168,7 +170,7 @@ class PublicFrames:
             self.release()
 
     def release(self) -> None:
-        """Let the executors forget shared rows."""
+        """Remove shared rows from the executors."""
         while self._persisted:
             self._persisted.pop().unpersist()
 

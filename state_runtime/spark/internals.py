@@ -1,10 +1,10 @@
-"""What pyspark and Spark keep to themselves and we use all the same: one way in, and what is done without it.
+"""The only access to internals of pyspark and Spark, and the fallback for each.
 
-Each use is an `Internal` with a public way, or a loss that is said, where pyspark or Spark are made in another way
-inside. `spark/probes.py` tries all of them when a run begins; `docs/spark-internals.md` lists them. What is refused is
-refused for the rest of the process, which has one pyspark and one Spark.
+Each use is an `Internal`. If a version of pyspark or Spark has other internals, a public way is used, or a loss is
+logged. `spark/probes.py` tries all of them when a run begins; `docs/spark-internals.md` lists them. A refused internal
+stays refused for the rest of the process, which has one pyspark and one Spark.
 
-Nothing else in the project names what begins with an underscore there: tests/test_tidy.py.
+No other module uses pyspark names that begin with an underscore: tests/test_tidy.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class Internal(Enum):
-    """A use of what is not public; its value says what happens without it."""
+    """A use of an internal; its value says what happens without it."""
 
     PLANS = "the plan of a stream is read from what DataFrame.explain prints"
     OPTIMIZED_PLANS = "all columns of the source are read"
@@ -49,7 +49,7 @@ class Internal(Enum):
 
 
 class Internals:
-    """Which uses were refused in this process. For any thread."""
+    """The uses that were refused in this process. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,11 +57,11 @@ class Internals:
         self._probed: set[Internal] = set()
 
     def is_refused(self, internal: Internal) -> bool:
-        """Whether the public way is to be taken."""
+        """Return whether to use the public way."""
         return internal in self._refused
 
     def refuse(self, internal: Internal, error: Exception) -> None:
-        """Take the public way from now on, and say so once. A Java that has ended says nothing of its version."""
+        """Use the public way from now on, and log this once. A Java that has ended proves nothing about its version."""
         if _is_of_ended_java(error):
             return
         with self._lock:
@@ -76,7 +76,7 @@ class Internals:
         )
 
     def begin_probe(self, internal: Internal) -> bool:
-        """Whether it is still to be tried; the caller tries it."""
+        """Return whether the use is still untried; then the caller tries it."""
         with self._lock:
             is_new = internal not in self._probed
             self._probed.add(internal)
@@ -84,13 +84,13 @@ class Internals:
 
 
 INTERNALS: Final = Internals()
-"""Those of this process."""
+"""The instance of this process."""
 
 
 def given(internal: Internal, inner: Callable[[], Answer], public: Callable[[], Answer]) -> Answer:
-    """What the inner way gives; the public one, where the inner one is refused now or was before.
+    """Return the result of the inner way; that of the public way if the inner one is refused, now or earlier.
 
-    An exception that Java throws, and a Java that has ended, are no refusal: they are raised.
+    A Java exception, and the error of a Java that has ended, are no refusal: they are raised.
     """
     if not INTERNALS.is_refused(internal):
         try:
@@ -103,25 +103,25 @@ def given(internal: Internal, inner: Callable[[], Answer], public: Callable[[], 
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says that something is not there, rather than what happened in it: a value that pyspark refuses
-    is an error of its own, which may be a TypeError as well."""
+    """Return whether an error says that an internal is missing, rather than that its call failed: pyspark refuses a
+    value with its own error, which may be a TypeError as well."""
     return not isinstance(error, (Py4JJavaError, PySparkException)) and not _is_of_ended_java(error)
 
 
 def _is_of_ended_java(error: Exception) -> bool:
     if type(error) is Py4JError:
-        # Of a call that was under way, where Java's own refusals come with its trace; or of what an ended one had.
+        # An interrupted call, where Java's own refusals come with its trace; or an object of an ended Java.
         is_call = str(error).startswith(_CALLING) and "Trace:" not in str(error)
         return is_call or "Target Object ID does not exist" in str(error)
     return isinstance(error, Py4JNetworkError)
 
 
 _read: Final = getattr
-"""By another one a test refuses all of them."""
+"""A test replaces it to refuse all internals."""
 
 
 def private(owner: object, name: str) -> Any:
-    """An attribute that pyspark calls its own.
+    """Return an attribute that pyspark marks as private.
 
     Raises:
         AttributeError: this version has none.
@@ -130,7 +130,7 @@ def private(owner: object, name: str) -> Any:
 
 
 def private_of(module: str, name: str) -> Any:
-    """What a module of pyspark's has that is not documented.
+    """Return an undocumented member of a pyspark module.
 
     Raises:
         ImportError, AttributeError: this version has none.

@@ -21,7 +21,7 @@ _HOW = (
 
 
 def require_java() -> Path:
-    """The java command that Spark will use.
+    """Return the java command that Spark will use.
 
     Raises:
         MissingJava: none, or too old; the message holds the command that installs one.
@@ -42,7 +42,7 @@ def require_java() -> Path:
 
 
 def java_version(printed: str) -> int:
-    """Major version in what `java -version` prints; 8 for "1.8.0"; 0 if there is none."""
+    """Return the major version in the output of `java -version`; 8 for "1.8.0"; 0 if it has none."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', printed)
     if match is None:
         return 0

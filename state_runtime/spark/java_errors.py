@@ -1,9 +1,9 @@
-"""What an exception of Java's means for whoever runs the job: typed by reaction, the root cause first.
+"""Java exceptions as typed errors, by the reaction that they need, the root cause first.
 
-Spark wraps what went wrong several times and appends its plan and hundreds of lines of trace; the cause, which is what
-a person needs, comes last. So the chain of causes is read from its end. What is known of it becomes a typed error that
-says what, where and which ways on keep the state; its exit code says whether a restart can help. Anything else is told
-root cause first.
+Spark wraps an error several times and appends its plan and hundreds of lines of trace; the cause, which a person
+needs, comes last. So the chain of causes is read from its end. A known cause becomes a typed error that says what
+failed, where, and which remedies keep the state; its exit code says whether a restart can help. Any other chain is
+reported root cause first.
 
 The texts are those of Spark 4.3 and of its Kafka connector 4.2; recorded ones are in the tests. Values of rows, which
 some of them hold, are left out.
@@ -72,12 +72,12 @@ Chain = Sequence[Thrown]
 
 
 def chain_of(error: BaseException) -> tuple[Thrown, ...]:
-    """The chain behind an error that py4j or pyspark raised; () if no exception of Java's is behind it."""
+    """Return the chain behind an error that py4j or pyspark raised; () if no Java exception is behind it."""
     java: Any = getattr(error, "java_exception", None) or _origin(error)
     if java is None and INTERNALS.is_refused(Internal.JAVA_EXCEPTIONS) and isinstance(error, PySparkException):
         return chain_in_text(type(error).__name__, str(error))
     found: list[Thrown] = []
-    # If Java has ended meanwhile, what it has told is all that there will be.
+    # If Java has ended meanwhile, only the causes read so far are available.
     with suppress(Py4JError, OSError):
         while java is not None and len(found) < CHAIN_MAX:
             message = str(java.getMessage() or "")[:MESSAGE_CHARS_MAX]
@@ -87,22 +87,22 @@ def chain_of(error: BaseException) -> tuple[Thrown, ...]:
 
 
 def _origin(error: BaseException) -> Any:
-    """The exception of Java's that one of pyspark's stands for; None of one that is Python's own."""
+    """Return the Java exception behind one of pyspark's; None if it is Python's own."""
     with suppress(AttributeError):
         return private(error, "_origin")
     return None
 
 
 def chain_in_text(kind: str, text: str) -> tuple[Thrown, ...]:
-    """What is known of a chain by the text of pyspark's exception: its message, and the causes in Java's trace, which
-    is there only with spark.sql.pyspark.jvmStacktrace.enabled."""
+    """Return the chain as far as the text of pyspark's exception tells it: its message, and the causes in Java's trace,
+    which it holds only with spark.sql.pyspark.jvmStacktrace.enabled."""
     message, _, trace = text.partition(_TRACE)
     causes = [Thrown(cause[1], (cause[2] or "").strip()[:MESSAGE_CHARS_MAX]) for cause in _CAUSE.finditer(trace)]
     return (Thrown(kind, message.strip()[:MESSAGE_CHARS_MAX]), *causes[: CHAIN_MAX - 1])
 
 
 def error_of_chain(chain: Chain) -> StillstateError:
-    """What a chain means. It is searched from the root on, for one rule after the other.
+    """Return the typed error for a chain. The chain is searched from the root, for one rule after the other.
 
     Args:
         chain: not empty.
@@ -119,11 +119,11 @@ def error_of_chain(chain: Chain) -> StillstateError:
 
 
 def root_first(chain: Chain) -> str:
-    """The root cause, and what else is said around it, in one line."""
+    """Return the root cause, and further messages around it, in one line."""
     told: list[str] = []
     for thrown in reversed(chain):
         line = _line(thrown)
-        # What wraps an exception mostly repeats its message.
+        # A wrapping exception mostly repeats the message.
         if not told or (len(told) <= _OUTER_SHOWN and line and not _repeats(thrown, chain)):
             told.append(f"{line} ({thrown.name})" if line else thrown.name)
     return ", in: ".join(told)
@@ -140,7 +140,7 @@ def _line(thrown: Thrown) -> str:
 
 
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
-# A literal may hold its own quote behind a backslash, and may have been cut off.
+# A literal may hold its own quote after a backslash, and may have been cut off.
 _VALUE = re.compile(
     r"""\b([Vv]alue|[Tt]ext|input string:|record parsing:) """
     r"""('(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$)|\[[^\]]*(?:\]|$))""",
@@ -151,7 +151,7 @@ _USER_INFO = re.compile(r"(://)[^/@\s]+@")
 
 
 def shown(text: str) -> str:
-    """A text of Java's without values of rows and what may be secret, and not longer than a person reads."""
+    """Return a Java text without values of rows and possible secrets, shortened for people."""
     text = "".join(character for character in text if character.isprintable())
     text = _VALUE.sub(r"\1 (left out)", _SQLSTATE.sub("", text.strip()))
     text = _USER_INFO.sub(r"\1", _SECRET.sub(r"\1(left out)", text))
@@ -160,7 +160,7 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Rule:
-    """An exception is known by its class and its message; `made` makes the typed error of the match and the chain."""
+    """A rule recognises an exception by its class and its message; `made` makes the typed error of match and chain."""
 
     kind: re.Pattern[str]
     message: re.Pattern[str]
@@ -181,7 +181,7 @@ _NO_RESTART = "A restart gets the same answer"
 
 
 def _asked_of_kafka(which: str) -> str:
-    """What Kafka has is not in Spark's exception; it is a command away, and as true as when it is asked."""
+    """Return the command that asks Kafka what it has now: Spark's exception does not say it."""
     return f"What Kafka has: kafka-get-offsets.sh --bootstrap-server SERVERS {which} --time earliest (then: latest)"
 
 
@@ -254,7 +254,7 @@ def _kafka_options(match: re.Match[str], chain: Chain) -> StillstateError:
 
 
 def _without_setting(text: str) -> str:
-    """The complaint about an option without what it was set to, which may be a password."""
+    """Return the complaint about an option without the option's value, which may be a password."""
     return shown(re.sub(r"Invalid value .*? for configuration", "Invalid value for configuration", text))
 
 
@@ -309,25 +309,25 @@ def _store_away(match: re.Match[str], chain: Chain) -> StillstateError:
 
 
 _OF_SESSION: Final = r"(?:blockmgr|spark)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-"""A folder of a session's, below spark.local.dir."""
+"""A folder of a session, below spark.local.dir."""
 _NOT_REMOVED: Final = (
     r"(?!.*\((?:No space left|Disk quota|Too many open files|Permission denied|Operation not permitted|Read-only file))"
 )
-"""Java says that a file is not found when it cannot be opened, for whatever reason; these are others."""
+"""Java says "not found" for a file that cannot be opened for any reason; these are the other reasons."""
 _OF_RUN: Final = r"-[0-9a-f]{16}-\d+/(?:offsets|commits|sources|metadata|state)"
-"""What is in the checkpoint directory of a run."""
+"""The content of a run's checkpoint directory."""
 
 
 def is_of_session(path: str) -> bool:
-    """Whether a path is in one of the folders that a session of Spark's makes for itself."""
+    """Return whether a path is in one of the folders that a Spark session makes for itself."""
     return re.search(rf"/{_OF_SESSION}(?:/|$)", path) is not None
 
 
 def removed_scratch(path: str) -> ScratchRemoved:
-    """What to say when something that Spark keeps for as long as a run lasts is gone.
+    """Return the error for a removed file or folder that Spark needs until the run ends.
 
     Args:
-        path: of the file or folder that is not there any more.
+        path: of the missing file or folder.
     """
     return ScratchRemoved(
         f"a file or folder that Spark needs until the run ends was removed: {shown(path)}. A cleaner of the temporary "
@@ -342,7 +342,7 @@ def _scratch_removed(match: re.Match[str], chain: Chain) -> StillstateError:
     return removed_scratch(match["path"].rstrip("."))
 
 
-# --- What was read before ----------------------------------------------------------------------------------------
+# --- Changed sources and state -----------------------------------------------------------------------------------
 
 _BOOTSTRAP = (
     "Give it the old source again; or, to keep the state under the new one, begin a new job with it (docs/guide.md, "
@@ -384,7 +384,7 @@ def _row_misfits(match: re.Match[str], chain: Chain) -> StillstateError:
     place = _PLACE.search(match.string)
     where = ""
     if place is not None:
-        # Where pyspark's debugging of columns is off, as it is in our sessions, the caller is Java's own.
+        # If pyspark's debugging of columns is off, as in Stillstate's sessions, the caller is Java's own.
         caller = f", called from {place['at']}" if place["at"] and not place["at"].startswith("java.") else ""
         where = f" ({shown((place['sql'] or place['call']).strip())}{caller})"
     said = shown(_NUMBER.sub("(left out)", " ".join(match["said"].split())))
@@ -414,7 +414,7 @@ _AWAY = (
     r"\.(Socket\w*|Connect\w*|NoRouteToHost|UnknownHost|PortUnreachable|SSL\w*|InterruptedIO|ConnectionClosed|"
     r"SdkClient|AWSServiceIO|AWSClientIO|AbortedSdk|ApiCallTimeout)Exception$"
 )
-# The first rule that fits any exception of the chain; rules about one kind of thing stand from narrow to wide.
+# The first rule that fits any exception of the chain is used; rules about one kind are listed from narrow to wide.
 _RULES: Final = (
     _rule(r"java\.lang\.OutOfMemoryError$|SparkOutOfMemoryError$", r"", _no_memory),
     _rule(

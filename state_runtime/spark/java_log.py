@@ -1,9 +1,9 @@
-"""What Spark's Java warns of while a run reads, in our log: bounded, each kind once and then at its 10th, 100th … time.
+"""Warnings of Spark's Java while a run reads, in Stillstate's log: bounded, each kind at its 1st, 10th, 100th … time.
 
-`build_session` sets Spark's log level to ERROR, because Java warns in hundreds of lines of what a driver says in one.
-But a source that passes over rows (`failOnDataLoss=false`), and the client of a broker that went away, only warn. So a
-run collects the warnings of the driver's Java in memory and tells them through Python's logging; what Java prints
-itself stays as it was. Rows that a source says to have passed over are counted.
+`build_session` sets Spark's log level to ERROR, because Java warns in hundreds of lines where a driver needs one. But a
+source that skips rows (`failOnDataLoss=false`), and the client of a broker that went away, only warn. So a run collects
+the warnings of the driver's Java in memory and logs them through Python's logging; Java's own output does not change.
+Rows that a source reports as skipped are counted.
 
 Warnings of executors on other hosts are in their own logs, and are not counted.
 """
@@ -33,14 +33,14 @@ _PATTERN: Final = f"{_RECORD}%c{_FIELD}%m%ex{{none}}"
 _NUMBERS = itertools.count(1)
 KINDS_MAX: Final = 200
 TAKEN_CHARS_MAX: Final = 1_000_000
-# What Java keeps until it is asked, about once a second: more than a source has to say, and not a log that explodes.
+# Java's buffer between two reads, about a second apart: enough for a source's warnings, and bounded against floods.
 _RATE_PER_S, _BURST_MAX = 20.0, 500
 _OTHERS: Final = "other kinds of warnings"
 
-# A CSV file without a header: Spark shows the first of its rows in the header's place.
+# For a CSV file without a header Spark shows the first of its rows as the header.
 _ROW_SHOWN = re.compile(r" Header: .*")
 _VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27,}|-?\d+")
-# Numbers of Spark's structured logging come as `MDC[key=OFFSET, value=10]` where its texts were put together wrongly.
+# Numbers of Spark's structured logging come as `MDC[key=OFFSET, value=10]` where its texts were joined wrongly.
 _NUMBER = r"(?:MDC\[key=\w+, value=)?(\d+)\]?"
 _SKIPPED = re.compile(rf"records in\s*\[{_NUMBER},\s*{_NUMBER}[\])]|starts from {_NUMBER} instead of 0")
 
@@ -51,10 +51,10 @@ _FILE_SKIPPED = re.compile(
 
 
 class WarningBook:
-    """Which warnings there were, and how often. For any thread.
+    """The warnings so far and how often each came. For any thread.
 
     Args:
-        take: gives what Java has warned of since it was last asked.
+        take: returns Java's warnings since the last call.
     """
 
     def __init__(self, take: Callable[[], str]) -> None:
@@ -65,14 +65,14 @@ class WarningBook:
         self._untold = 0
 
     def look(self) -> None:
-        """Tell what is new."""
+        """Log new warnings."""
         with self._lock:
             for record in self._take().split(_RECORD)[1:]:
                 logger, _, message = record.partition(_FIELD)
                 self._hear(logger.rpartition(".")[2], " ".join(message.split()))
 
     def skipped_rows(self) -> int:
-        """How many rows sources have said to have passed over since this was last asked."""
+        """Return how many rows sources have reported as skipped since the last call."""
         self.look()
         with self._lock:
             untold, self._untold = self._untold, 0
@@ -104,15 +104,15 @@ def _rows_of(first: str | None, end: str | None, before: str | None) -> int:
 
 
 def _is_told(times: int) -> bool:
-    """At the first time, the tenth, the hundredth …"""
+    """Return whether to log at this count: the first time, the tenth, the hundredth …"""
     return str(times).strip("0") == "1"
 
 
 class JavaWarnings:
     """Collects the warnings of the driver's Java. Life cycle: `begin` → `take`* → `end`.
 
-    Spark's log4j writes them to a buffer in Java's memory, at most so many a second. What it prints stays as the
-    session's log level says. With another logging library in its place nothing is collected, which the log says.
+    Spark's log4j writes them to a buffer in Java's memory, with a bounded rate. Its printed output follows the
+    session's log level as before. With another logging library nothing is collected, which is logged.
     """
 
     def __init__(self, writer: Any = None, undo: Callable[[], None] = lambda: None) -> None:
@@ -121,7 +121,7 @@ class JavaWarnings:
 
     @staticmethod
     def begin(spark: SparkSession) -> JavaWarnings:
-        """Never fails."""
+        """Begin to collect. Never fails."""
         try:
             return given(Internal.JAVA_LOG, lambda: _collecting(spark), JavaWarnings)
         except Py4JError as error:
@@ -129,7 +129,7 @@ class JavaWarnings:
             return JavaWarnings()
 
     def take(self) -> str:
-        """What was collected since the last time. Never fails: Java may have ended."""
+        """Return the text collected since the last call. Never fails: Java may have ended."""
         if self._writer is None:
             return ""
         try:
@@ -145,7 +145,7 @@ class JavaWarnings:
         return text
 
     def end(self) -> None:
-        """Put Spark's logging back. Never fails."""
+        """Restore Spark's logging. Never fails."""
         try:
             self._undo()
         except (Py4JError, OSError) as error:
@@ -160,13 +160,13 @@ def _collecting(spark: SparkSession) -> JavaWarnings:
     context = log4j.LogManager.getContext(False)
     config = context.getConfiguration()
     root, writer = config.getRootLogger(), jvm.java.io.StringWriter()
-    name = f"stillstate-warnings-{next(_NUMBERS)}"  # log4j tells appenders apart by it; two runs may share a session
+    name = f"stillstate-warnings-{next(_NUMBERS)}"  # log4j identifies appenders by it; two runs may share a session
     layout = core.layout.PatternLayout.newBuilder().withConfiguration(config).withPattern(_PATTERN).build()
     bounds = core.filter.BurstFilter.newBuilder().setLevel(warn).setRate(_RATE_PER_S).setMaxBurst(_BURST_MAX).build()
     ours = core.appender.WriterAppender.createAppender(layout, bounds, writer, name, False, True)
     ours.start()
     before = root.getLevel()
-    # A level that lets warnings through prints them already; else what prints keeps the level that the session has.
+    # A level that lets warnings through prints them already; else the printing appenders keep the session's level.
     silent = {} if warn.isMoreSpecificThan(before) else dict(root.getAppenders())
 
     def set_printing(level: Any) -> None:

@@ -1,4 +1,4 @@
-"""Spark's Java process and what is set in it once: its connection, its end, its local files, pyspark's own thread."""
+"""Spark's Java process and its one-time setup: its connection, its end, its local files, pyspark's own thread."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def java_launcher() -> Callable[..., Any] | None:
-    """Starts Spark's Java (settings, options of its process) and gives the connection; None if this process has one
-    already, or where the session is to start it."""
+    """Return a function that starts Spark's Java (settings, options of its process) and returns the connection; None if
+    this process has one already, or if the session must start it."""
 
     def launcher() -> Callable[..., Any] | None:
         launch: Callable[..., Any] = private_of("pyspark.java_gateway", "launch_gateway")
@@ -36,7 +36,7 @@ def java_launcher() -> Callable[..., Any] | None:
 
 
 def use_java(gateway: Any) -> bool:
-    """Let sessions of this process use a Java process, unless they have one; says whether it is this one."""
+    """Let sessions of this process use a Java process, unless they have one; return whether they use this one."""
 
     def use() -> bool:
         private(SparkContext, "_ensure_initialized")(gateway=gateway)
@@ -46,17 +46,17 @@ def use_java(gateway: Any) -> bool:
 
 
 def end_java(spark: SparkSession, wait_s: float = 300.0) -> None:
-    """Stop a session and Spark's Java process, and wait until that has ended: it may have something to write.
+    """Stop a session and Spark's Java process, and wait until it has ended: it may still have to write a file.
 
     Raises:
-        subprocess.TimeoutExpired: it has not ended by then. Unavailable: this pyspark does not let go of it.
+        subprocess.TimeoutExpired: it has not ended by then. Unavailable: this pyspark does not release it.
     """
 
     def end() -> None:
         gateway = private(spark.sparkContext, "_gateway")
         spark.stop()
         gateway.shutdown()
-        gateway.proc.stdin.close()  # what Java waits for
+        gateway.proc.stdin.close()  # Java ends when this closes
         gateway.proc.wait(wait_s)
 
     def refuse() -> None:
@@ -69,10 +69,10 @@ def end_java(spark: SparkSession, wait_s: float = 300.0) -> None:
 
 
 def write_no_checksums(context: SparkContext) -> None:
-    """Local files of the driver's JVM get no `.crc` file beside them: two writes instead of one, for scratch.
+    """Write no `.crc` file beside local files of the driver's JVM: one write instead of two, for scratch files.
 
-    Said to the file system that Hadoop hands to everybody. Another class of file system would do the same, and break
-    what wants this one: Spark's own stateful operators do.
+    It is set on the file system object that Hadoop shares with all users. Another class of file system would have the
+    same effect, but would break code that needs this class, such as Spark's own stateful operators.
     """
 
     def write_none() -> None:
@@ -83,8 +83,8 @@ def write_no_checksums(context: SparkContext) -> None:
 
 
 def log_broken_accumulators(context: SparkContext) -> None:
-    """PySpark's thread that waits for accumulators prints twenty lines of traceback when Spark's Java process goes: it
-    says nothing that our own error does not, and belongs into the log."""
+    """Log broken connections for accumulators: PySpark's thread would print twenty lines of traceback when Spark's Java
+    process ends, which say no more than Stillstate's own error."""
 
     def log_them() -> None:
         private(context, "_accumulatorServer").handle_error = lambda request, address: _LOG.info(

@@ -1,4 +1,4 @@
-"""Spark's Java process, started beside what its driver has to import and to build."""
+"""Start of Spark's Java process in parallel with the driver's imports and preparation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _START_S_MAX: Final = 300.0
 
 
 class JavaStart:
-    """A session's Java on its way. Life cycle: made → `session`, or `undo`.
+    """A session's Java process that is starting. Life cycle: made → `session`, or `undo`.
 
-    Nothing is started where this process has Java already, where `spark-submit` has started it (no master), or where
-    pyspark starts it in another way: the session does then.
+    Nothing is started if this process has Java already, if `spark-submit` has started it (no master), or if pyspark
+    starts it in another way: then the session starts it.
 
     Args:
-        stderr: descriptor of what Java says; None: to ours. Java says in hundreds of lines what a driver says in one.
+        stderr: descriptor for Java's output, hundreds of lines for a driver's one; None: this process's own.
 
     Raises:
         MissingJava: no Java 17 or newer.
@@ -42,8 +42,8 @@ class JavaStart:
         if launch is None:
             return
         settings = SparkConf(loadDefaults=False).setAll(list(self._settings.items()))
-        # Not of the driver's process group: a signal to all of that asks the driver to stop, which needs Java until its
-        # last checkpoint. Java ends by itself with the driver, whose pipe it reads.
+        # Not in the driver's process group: a signal to the whole group asks the driver to stop, and it needs Java
+        # until its last checkpoint. Java ends by itself with the driver, whose pipe it reads.
         options = {"start_new_session": True, **({} if stderr is None else {"stderr": stderr})}
         self._thread = threading.Thread(
             target=self._launch, args=(launch, settings, options), name="stillstate-java", daemon=True
@@ -57,10 +57,10 @@ class JavaStart:
             self._failure = error
 
     def session(self) -> SparkSession:
-        """Wait until Java is there, and build the session on it.
+        """Wait until Java has started, and build the session on it.
 
         Raises:
-            Unavailable: it did not come. Exception: what PySpark says of it.
+            Unavailable: it did not start. Exception: PySpark's own error about it.
         """
         self._arrive()
         return session_with(self._settings)
@@ -75,10 +75,10 @@ class JavaStart:
         if self._failure is not None:
             raise self._failure
         if not use_java(self._gateway):
-            self._end()  # what was built meanwhile has started another one
+            self._end()  # a session that was built meanwhile has started another one
 
     def undo(self) -> None:
-        """Let Java end: what it was started for failed."""
+        """Let Java end, because the start that needs it failed."""
         if self._thread is None:
             return
         self._thread.join(_START_S_MAX)
@@ -91,4 +91,4 @@ class JavaStart:
             self._gateway.shutdown()
         except Exception:
             _LOG.debug("Java went by itself", exc_info=True)
-        self._gateway.proc.stdin.close()  # what Java waits for
+        self._gateway.proc.stdin.close()  # Java ends when this closes

@@ -1,4 +1,4 @@
-"""Which columns of a frame some columns of what was made of it depend on, as Spark's optimizer says."""
+"""The columns of a frame on which some columns of a derived frame depend, as Spark's optimizer says."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from state_runtime.spark.plans import contains
 
 __all__ = ["columns_needed"]
 
-# Through a filter every column of its input goes on; a projection or an aggregate hands on what it names.
+# A filter passes on every column of its input; a projection or an aggregate passes on the columns that it names.
 _HANDS_ON: Final = frozenset({"Filter"})
 _NAMES: Final = frozenset({"Project", "Aggregate"})
 
 
 def columns_needed(given_frame: DataFrame, made: DataFrame, wanted: Collection[str]) -> frozenset[str] | None:
-    """Which columns of a frame some columns of what was made of it depend on.
+    """Return the columns of a frame on which some columns of a derived frame depend; None for all.
 
-    Spark's optimizer puts a projection of what is needed right above what it reads. Where the plan has another shape
-    (the frame is read twice, in a subquery, or by something that takes whole rows), the answer is None: all of them.
+    Spark's optimizer puts a projection of the needed columns right above the node that reads them. If the plan has
+    another shape (the frame is read twice, in a subquery, or by an operation on whole rows), the answer is None.
 
     Args:
-        given_frame: without rows, and made of nothing else (`createDataFrame`).
-        made: what the user's transforms made of it.
-        wanted: what is read of `made`, as SQL.
+        given_frame: without rows, made directly (`createDataFrame`).
+        made: the frame that the user's transforms made of it.
+        wanted: the columns of `made` that are read, as SQL.
     """
     chosen = made.selectExpr(*wanted)
     try:
         return given(Internal.OPTIMIZED_PLANS, lambda: _needed(given_frame, chosen), lambda: None)
     except Py4JJavaError:
-        return None  # the optimizer computed a constant, and that failed: the first epoch says so, with the step
+        return None  # the optimizer failed to compute a constant: the first epoch reports it, with the step
 
 
 def _needed(given_frame: DataFrame, chosen: DataFrame) -> frozenset[str] | None:
@@ -54,13 +54,13 @@ def _is_leaf_with(columns: dict[int, str], node: Any) -> bool:
 
 
 def _reads_again(made: DataFrame, given_frame: DataFrame) -> bool:
-    """Whether more than one leaf is of the frame's kind: read twice, a frame gets other ids the second time."""
+    """Return whether more than one leaf is of the frame's kind: a frame that is read twice gets other ids then."""
     leaves = items(analyzed(made).collectLeaves())
     return [kind_of(leaf) for leaf in leaves].count(kind_of(analyzed(given_frame))) != 1
 
 
 def _along(path: tuple[Any, ...], own: dict[int, str]) -> frozenset[str] | None:
-    """What the nodes above the frame read of it, innermost first, up to the one that names all that it hands on."""
+    """Return the columns that the nodes above the frame read, innermost first, up to one that names all its output."""
     read: set[int] = set()
     for node in reversed(path):
         kind = kind_of(node)

@@ -1,7 +1,7 @@
-"""Questions about the plan of a frame, answered in values of Python's.
+"""Questions about the plan of a frame, answered in Python values.
 
-Asked of the plan itself. Where that is made in another way inside, of what `DataFrame.explain` prints: the same nodes
-line by line, without what is in them.
+The plan itself is asked. If its internals differ, the output of `DataFrame.explain` is parsed: the same nodes line by
+line, without their content.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PlanNode:
     text: str = ""
 
     def nodes(self) -> Iterator[PlanNode]:
-        """It, and all below it."""
+        """Yield this node, and all nodes below it."""
         yield self
         for child in self.children:
             yield from child.nodes()
@@ -67,8 +67,8 @@ class StreamSource:
     """A source of a streaming frame.
 
     Attributes:
-        name: of its format, where Spark's plan says it; else "".
-        options: as the user wrote them, with keys in lower case; empty where they are not known.
+        name: of its format, if Spark's plan has it; else "".
+        options: as the user wrote them, with keys in lower case; empty if they are not known.
     """
 
     name: str
@@ -76,7 +76,7 @@ class StreamSource:
 
 
 def plan_of(frame: DataFrame) -> PlanNode:
-    """A frame's plan with all names resolved."""
+    """Return a frame's plan with all names resolved."""
     return given(Internal.PLANS, lambda: _node(analyzed(frame)), lambda: plan_printed(frame))
 
 
@@ -85,9 +85,9 @@ def _node(plan: Any) -> PlanNode:
 
 
 def plan_printed(frame: DataFrame) -> PlanNode:
-    """The same, as `explain` prints it; plans of subqueries are left out."""
+    """Return the same plan, as `explain` prints it; plans of subqueries are left out."""
     printed = io.StringIO()
-    # Python has one standard output: what another thread prints in these milliseconds is lost.
+    # Python has one standard output: text that another thread prints in these milliseconds is lost.
     with redirect_stdout(printed):
         frame.explain(extended=True)
     _, _, behind = printed.getvalue().partition(_ANALYZED)
@@ -106,7 +106,7 @@ def _depth(match: re.Match[str] | None) -> int | None:
 
 
 def _printed(lines: Sequence[tuple[int, re.Match[str]]], at: int) -> tuple[PlanNode, int]:
-    """The node of a line, and the first line behind those of its children."""
+    """Return the node of a line, and the first line after those of its children."""
     depth, line = lines[at]
     children: list[PlanNode] = []
     at += 1
@@ -120,7 +120,7 @@ def _printed(lines: Sequence[tuple[int, re.Match[str]]], at: int) -> tuple[PlanN
 
 
 def kinds_above(before: DataFrame, made: DataFrame) -> frozenset[str]:
-    """The classes of the nodes of a plan through which rows of a frame came that it was made of."""
+    """Return the classes of the plan nodes between a frame and a frame that was made of it."""
 
     def inner() -> frozenset[str]:
         start = analyzed(before)
@@ -143,7 +143,7 @@ def _kinds_above(start: PlanNode, node: PlanNode, above: tuple[str, ...]) -> Ite
 
 
 def expressions_in(frame: DataFrame) -> list[tuple[str, bool]]:
-    """Each expression of a frame's plan as Spark prints it, and whether it gives the same again of the same row."""
+    """Return each expression of a frame's plan as Spark prints it, and whether it is deterministic for the same row."""
 
     def inner() -> list[tuple[str, bool]]:
         found: list[tuple[str, bool]] = []
@@ -162,7 +162,7 @@ def expressions_in(frame: DataFrame) -> list[tuple[str, bool]]:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the outer commas of `[a, f(b, c)]`; of another text, all of it."""
+    """Return the texts between the outer commas of `[a, f(b, c)]`; any other text as a whole."""
     if not (text.startswith("[") and text.endswith("]")):
         return [text]
     parts, depth = [""], 0
@@ -176,18 +176,18 @@ def _parts(text: str) -> list[str]:
 
 
 def has_python(frame: DataFrame) -> bool:
-    """Whether a frame's plan may hand rows to Python: a UDF, or a function of Arrow batches or pandas frames."""
+    """Return whether a frame's plan may hand rows to Python: a UDF, or a function of Arrow batches or pandas frames."""
     return given(Internal.PLANS, lambda: contains(frame, "PYTHON_UDF"), lambda: True)
 
 
 def contains(frame: DataFrame, pattern: str) -> bool:
-    """Whether Spark finds something of a kind in a frame's plan; of the JVM, with no public way."""
+    """Return whether Spark finds a pattern in a frame's plan; asked of the JVM, without a public way."""
     patterns = classes(frame.sparkSession).org.apache.spark.sql.catalyst.trees.TreePattern
     return bool(analyzed(frame).containsPattern(getattr(patterns, pattern)()))
 
 
 def stream_sources(frame: DataFrame) -> list[StreamSource]:
-    """The sources of a streaming frame, in the order of its plan."""
+    """Return the sources of a streaming frame, in the order of its plan."""
 
     def inner() -> list[StreamSource]:
         return [s for leaf in items(analyzed(frame).collectLeaves()) if (s := _source(leaf)) is not None]
@@ -210,7 +210,7 @@ def _source(leaf: Any) -> StreamSource | None:
 
 
 def fits_pattern(spark: SparkSession, pattern: str) -> tuple[bool, bool] | None:
-    """Whether any file or folder fits a pattern of Hadoop's, and whether one is called exactly so; None: not known."""
+    """Return whether any file or folder fits a Hadoop pattern, and whether one has exactly this name; None: unknown."""
 
     def inner() -> tuple[bool, bool]:
         path = classes(spark).org.apache.hadoop.fs.Path(pattern)
@@ -224,9 +224,9 @@ def fits_pattern(spark: SparkSession, pattern: str) -> tuple[bool, bool] | None:
 
 
 def job_watch(spark: SparkSession) -> Callable[[], bool]:
-    """Gives what says whether Spark has begun a job since; True also where that is not known.
+    """Return a function that says whether Spark has begun a job since; True also if that is not known.
 
-    Spark's `statusTracker` is told of a job some time after it began, so it does not do.
+    Spark's `statusTracker` learns of a job some time after it began, so it cannot be used.
     """
     before = _jobs_so_far(spark)
     return lambda: before is None or _jobs_so_far(spark) != before

@@ -1,12 +1,12 @@
-"""Frames made in fewer calls of the JVM: what the plans of all epochs have in common is handed to Spark's JVM once.
+"""Frames made in fewer calls of the JVM: the parts that the plans of all epochs share are sent to Spark's JVM once.
 
-pyspark hands every expression over anew for each frame that it is used in, in several calls of the JVM each: the plan
-of one aggregate was a hundred calls, and a fifth of what an epoch of a thousand rows takes. Here columns, types and
-what stays of a Python function are made once for a run; then a step is one call, a function four
+pyspark sends every expression again for each frame that uses it, in several calls of the JVM each: the plan of one
+aggregate took a hundred calls, and a fifth of the time of an epoch of a thousand rows. Here columns, types and the
+constant parts of a Python function are made once for a run; then a step is one call, a function four
 (docs/design/0033-floor.md).
 
-These are inner ways of pyspark and of Spark. `frames_of` tries all of them, without a job; where a version has others,
-the public ways are taken (spark/frames.py), which come to the same.
+These are internals of pyspark and of Spark. `frames_of` tries all of them, without a job; if a version has others, the
+public API is used (spark/frames.py), with the same result.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["PreparedFrames", "frames_of", "try_again"]
 _OBSERVED = "__stillstate_observed"
 _PARTITION = "__stillstate_partition"
 _FUNCTION_BYTES_MAX = 1 << 20
-"""A larger function travels as a broadcast of its own, which pyspark sees to."""
+"""A larger function is sent as a separate broadcast, which pyspark makes."""
 
 
 class PreparedFrames:
-    """See `Frames`; what does not change is handed to the JVM once."""
+    """See `Frames`; constant parts are sent to the JVM once."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._columns: dict[tuple[str, ...], Any] = {}
@@ -91,7 +91,7 @@ class PreparedFrames:
 
     def shared(self, frame: DataFrame) -> tuple[tuple[DataFrame, ...], DataFrame]:
         if is_adaptive(frame.sparkSession):
-            # To plan such an exchange would be to run it.
+            # Spark would run the exchange to plan it.
             return self._public.shared(frame)
         partitions = int(execution_of(frame).toRdd().getNumPartitions())
         numbered = self.select(frame, ("*", f"spark_partition_id() AS {_PARTITION}"))
@@ -123,7 +123,7 @@ class PreparedFrames:
         self._rebound.learn(shape, batch, frames)
 
     def _made(self, frame: DataFrame, sql: tuple[str, ...]) -> Any:
-        """A sequence of the JVM's columns. They are names and expressions, of no frame yet."""
+        """Return a sequence of the JVM's columns. They are names and expressions that belong to no frame yet."""
         columns = self._columns.get(sql)
         if columns is None:
             columns = self._columns[sql] = private(frame, "_jcols")(*map(expr, sql))
@@ -143,7 +143,7 @@ class _Again:
 
 @dataclass(frozen=True)
 class _ArrowFunctions:
-    """What stays of a `mapInArrow` while its function changes, as objects of the JVM."""
+    """The parts of a `mapInArrow` that stay while its function changes, as objects of the JVM."""
 
     columns: Any
     output_type: Any
@@ -163,13 +163,13 @@ class _ArrowFunctions:
         )
 
     def column(self, name: str, function: Any) -> Any:
-        """What the JVM's `mapInArrow` takes."""
+        """Return the argument of the JVM's `mapInArrow`."""
         udf = self.udf_class(name, function, self.output_type, self.kind, True, self.nothing, self.nothing)
         return udf.apply(self.columns)
 
 
 class _PythonFunctions:
-    """Functions as the JVM has them."""
+    """Functions in the JVM's form."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = classes(spark)
@@ -181,7 +181,7 @@ class _PythonFunctions:
         self._environment_of: object = None
 
     def made(self, function: StageFunction) -> Any | None:
-        """None for one that is too large for this way."""
+        """Return the function; None if it is too large for this way."""
         context = self._context
         registry = private(context, "_pickled_broadcast_vars")
         pickled = self._pickler.dumps(function)
@@ -199,7 +199,7 @@ class _PythonFunctions:
         )
 
     def _environments(self) -> tuple[Any, ...]:
-        """Variables and files of Python workers, which a user may add to."""
+        """Return variables and files of Python workers, which a user may add to."""
         context = self._context
         variables, files = dict(context.environment), list(private(context, "_python_includes"))
         if self._environment_of != (variables, files):
@@ -213,12 +213,12 @@ class _PythonFunctions:
 
 
 class _OwnPlans:
-    """Frames whose rows another plan makes: Spark takes them as they are.
+    """Frames over the rows of another plan.
 
-    However many frames read them, one RDD makes them; so a shuffle on its top, and all that is below it, runs once in a
-    job. The rows' tasks may be taken for a partitioning by one column. Then Spark puts no shuffle before an aggregate
-    by that column and others, and none between its two halves: each task aggregates its own rows. With a column of one
-    value nothing is said of the rows that is not meant.
+    All frames over them read one RDD. If a shuffle is on its top, a Spark job runs that shuffle, and all that is below
+    it, once. Spark can be told that the tasks are partitioned by one column. Then it puts no shuffle before an
+    aggregate by that column and others, and none between its two halves: each task aggregates its own rows. The column
+    has a single value, so the claimed partitioning says nothing false about rows.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -232,10 +232,10 @@ class _OwnPlans:
         self._nothing = self._sequence(self._array())
 
     def of(self, frame: DataFrame, clustered_by: int | None = None) -> Any:
-        """The rows of a frame, as a frame of the JVM.
+        """Return the rows of a frame, as a frame of the JVM.
 
         Args:
-            clustered_by: place of the column; None if Spark is to know nothing of the partitions.
+            clustered_by: index of the column; None to claim no partitioning.
         """
         session, execution = java_session(frame.sparkSession), execution_of(frame)
         rows, output = execution.toRdd(), execution.analyzed().output()
@@ -252,7 +252,7 @@ class _OwnPlans:
 
 
 def frames_of(spark: SparkSession) -> Frames:
-    """How this session's frames are made: prepared, if its version of Spark has all that it takes."""
+    """Return the `Frames` of this session: prepared, if its version of Spark has everything that they use."""
     if not INTERNALS.is_refused(Internal.PREPARED_FRAMES):
         try:
             prepared = PreparedFrames(spark)
@@ -265,7 +265,7 @@ def frames_of(spark: SparkSession) -> Frames:
 
 
 def _try(spark: SparkSession, frames: PreparedFrames) -> None:
-    """Plan what an epoch has in it; no job runs."""
+    """Plan every kind of step that an epoch has; no job runs."""
     frame, seen = frames.observe(frames.select(spark.range(0, 1, 1, 1), ("id", "CAST(0 AS INT) AS n")), ("max(id)",))
     output = T.StructType([T.StructField("id", T.LongType())])
     grouped = frames.aggregate(frame, "n", ("id",), ("count(1) AS rows",), ("id", "CAST(0 AS INT) AS n"))
@@ -280,8 +280,8 @@ def _try(spark: SparkSession, frames: PreparedFrames) -> None:
 
 
 def try_again(spark: SparkSession, frames: PreparedFrames) -> None:
-    """Plan an epoch from the plan of one before; no job runs. What is missing is refused by `spark/rebound.py`; a plan
-    that does not do for another epoch is no refusal."""
+    """Plan an epoch from the plan of an earlier one; no job runs. `spark/rebound.py` refuses missing internals; a plan
+    that cannot be used for another epoch is no refusal."""
     function = (_nothing, T.StructType([T.StructField("id", T.LongType())]))
     batch, shape = spark.createDataFrame([], "id long"), "a probe"
     made = frames.map_in_arrow(frames.numbered(batch, 1, "0"), function, ("id",), 0)
@@ -295,7 +295,7 @@ def _nothing(batches: Any) -> Any:
 
 
 def _observed(frame: DataFrame) -> Sequence[Any]:
-    """What the plan of a frame observed, whether or not Spark told anybody."""
+    """Return the values that the plan of a frame observed, even if Spark notified no listener."""
     found = execution_of(frame).observedMetrics().get(_OBSERVED)
     return items(found.get().toSeq()) if found.isDefined() else ()
 

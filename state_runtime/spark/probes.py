@@ -1,7 +1,7 @@
-"""The inner ways of pyspark and Spark that a run uses in the middle of its epochs, tried once before the first, on
-frames without rows and without a job.
+"""Trials of the internals of pyspark and Spark that a run uses in the middle of its epochs: once before the first
+epoch, on frames without rows and without a job.
 
-All others are used before a run writes anything, so that this is their trial (`spark/internals.py`).
+All other internals are used before a run writes anything, which is their trial (`spark/internals.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["probe_internals"]
 
 
 def probe_internals(spark: SparkSession) -> None:
-    """Try what was not tried yet in this process. What is missing is said in a line each, and never raised."""
+    """Try the internals that this process has not tried yet. Each missing one is logged in a line, and never raised."""
     frames = frames_of(spark)
-    # Plans that Spark changes while they run are not taken again, and to make one would be a job.
+    # Plans that Spark changes while they run are not reused, and making one would run a job.
     if isinstance(frames, PreparedFrames) and not is_adaptive(spark) and INTERNALS.begin_probe(Internal.REBOUND_PLANS):
         _try_rebound(spark, frames)
     if INTERNALS.begin_probe(Internal.JAVA_EXCEPTIONS):

@@ -1,12 +1,12 @@
-"""The plan of an epoch before, for the rows and the functions of this one: nothing is planned anew.
+"""Reuse of an earlier epoch's plan for the rows and the functions of this one, without planning again.
 
-What Spark makes of a frame (names resolved, a hundred rules of its optimizer, a physical plan) comes to the same in
-each epoch of one shape. Two things differ: the rows of the batch, which come to a `foreachBatch` as an RDD whatever
-the source is, and the functions of the stages. So the physical plan is kept, and the nodes above those two are made
-again around new ones (docs/design/0038-rebound.md).
+Spark's work on a frame (resolved names, a hundred optimizer rules, a physical plan) gives the same result in each epoch
+of one shape. Two things differ: the rows of the batch, which a `foreachBatch` gets as an RDD from any source, and the
+functions of the stages. So the physical plan is kept, and the nodes above these two are made again around new ones
+(docs/design/0038-rebound.md).
 
-A plan is kept only where nothing else in it can differ: see `_Template.of`. These are inner ways of Spark; where a
-version has others, each epoch is planned anew.
+A plan is kept only if nothing else in it can differ: see `_Template.of`. These are internals of Spark; if a version has
+others, each epoch is planned again.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from state_runtime.spark.jvm import (
 __all__ = ["ReboundPlan", "ReboundPlans", "function_name"]
 
 _SHAPES_MAX = 16
-"""Plans that are kept: one for each set of shards that wake, for instance."""
+"""Maximum number of kept plans: for instance one for each set of shards that wake."""
 _MISSES_MAX = 3
 
-# What a frame may be made of: each of its rows follows from rows of the batch, in the same way in each epoch, and no
-# size decides how. Joins are not among them: how they are done depends on sizes, and tables are to be read anew.
+# The nodes that a frame may consist of: each of its rows follows from rows of the batch, in the same way in each epoch
+# and for any size. Joins are excluded: sizes decide how they are done, and tables must be read again.
 _NODES: Final = frozenset(
     {"Project", "Filter", "Union", "Generate", "Aggregate", "SubqueryAlias", "CollectMetrics", "Range", "LogicalRDD"}
     | {"Repartition", "RepartitionByExpression", "MapInArrow", "MapInPandas"}
 )
-# What gives another value when it is planned again.
+# Patterns of expressions that give another value when they are planned again.
 _PATTERNS: Final = ("CURRENT_LIKE", "EXPRESSION_WITH_RANDOM_SEED", "PLAN_EXPRESSION")
 _ROWS: Final = "RDDScanExec"
 _CONSTANT: Final = "RangeExec"
@@ -55,7 +55,7 @@ _BATCH: Final = -1
 
 
 def function_name(number: int) -> str:
-    """What the function of a stage is called in plans: by it a plan's functions are told apart."""
+    """Return the name of a stage's function in plans, by which a plan's functions are recognised."""
     return f"stillstate_stage_{number}"
 
 
@@ -73,21 +73,21 @@ class ReboundPlan:
     _collect: Any
 
     def run(self) -> None:
-        """Have all rows made, and drop them where they are."""
+        """Compute all rows, and drop them where they are."""
         self.rows.count()
 
     def observed(self, name: str) -> Sequence[Any]:
-        """What the first plan observed; nothing if nothing was run."""
+        """Return the values that the first plan observed; empty if nothing was run."""
         found = self._collect(self.plans[0]).get(name)
         return items(found.get().toSeq()) if found.isDefined() else ()
 
 
 @dataclass
 class _Shape:
-    """What is known of the epochs of one shape.
+    """The knowledge about the epochs of one shape.
 
     Attributes:
-        misses: how often its plan did not do for another batch, or could not be kept.
+        misses: how often its plan could not be used for another batch, or could not be kept.
     """
 
     template: _Template | None = None
@@ -95,12 +95,12 @@ class _Shape:
 
     @property
     def is_refused(self) -> bool:
-        """Whether each of its epochs is planned."""
+        """Whether each of its epochs must be planned."""
         return self.misses >= _MISSES_MAX
 
 
 class ReboundPlans:
-    """Plans of a run's epochs by their shape: whatever decides what plan is made, but for the rows and the functions.
+    """Plans of a run's epochs by their shape: everything that the plan depends on, except the rows and the functions.
 
     Not thread-safe.
     """
@@ -111,12 +111,12 @@ class ReboundPlans:
         self._is_able = not INTERNALS.is_refused(Internal.REBOUND_PLANS)
 
     def knows(self, shape: Hashable) -> bool:
-        """Whether there is a plan of a shape."""
+        """Return whether there is a plan of a shape."""
         known = self._shapes.get(shape)
         return known is not None and known.template is not None
 
     def learns(self, shape: Hashable) -> bool:
-        """Whether the plan of an epoch that is to be planned is wanted; not before a shape comes for the second
+        """Return whether to learn the plan of an epoch that is to be planned; not before a shape comes for the second
         time."""
         known = self._shapes.get(shape)
         if known is None and self._is_able:
@@ -126,7 +126,7 @@ class ReboundPlans:
         return known is not None and not known.is_refused
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[Any]) -> ReboundPlan | None:
-        """The plan of a shape for a batch; None: plan it.
+        """Return the plan of a shape for a batch; None: plan it.
 
         Args:
             functions: of all stages, as the JVM's Python functions.
@@ -148,7 +148,8 @@ class ReboundPlans:
         """Keep the plan of an epoch that was run.
 
         Args:
-            frames: each reads the rows of the batch, or of frames before it; none, if another batch may have others.
+            frames: each reads the rows of the batch, or of frames before it; empty if another batch may have other
+                frames.
         """
         known = self._shapes.get(shape)
         if known is None:
@@ -166,7 +167,7 @@ class ReboundPlans:
 
     def _maker(self, batch: DataFrame) -> _Maker:
         if self._made is None:
-            # Batches come in a session of their own, with settings of its own.
+            # Batches come in a separate session, with its own settings.
             self._made = _Maker(batch.sparkSession)
         return self._made
 
@@ -177,7 +178,7 @@ class ReboundPlans:
 
 
 class _Maker:
-    """What of the JVM plans are made with."""
+    """The JVM objects with which plans are made."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = classes(spark)
@@ -191,26 +192,26 @@ class _Maker:
         self._nothing = object_of(jvm.scala.collection.immutable, "Nil")
 
     def sequence(self, of: Sequence[Any]) -> Any:
-        """Scala's; a call of the JVM for each item, which most have one of."""
+        """Return a Scala sequence; one call of the JVM for each item, and most sequences have one item."""
         made = self._nothing
         for item in reversed(of):
             made = self._followed_by(item, made)
         return made
 
     def rows_of(self, plan: Any) -> Any:
-        """As `QueryExecution.toRdd`: tasks get the settings of the session."""
+        """Return the rows as `QueryExecution.toRdd` does: tasks get the settings of the session."""
         return self._rdd(plan.execute(), self._conf)
 
 
 @dataclass(frozen=True)
 class _Template:
-    """Plans whose rows and functions are to be replaced; none of them was ever run.
+    """Plans whose rows and functions are to be replaced; these plans themselves were never run.
 
     Attributes:
         rows: class of the node of the batch's rows.
         output: their columns as Spark knows them.
-        order: how the rows lie and in which order, if the plan may have made use of it.
-        plans: in each of them the nodes that are made again.
+        order: partitioning and order of the rows, if the plan may have used them.
+        plans: for each plan its nodes that are made again.
     """
 
     maker: _Maker
@@ -221,10 +222,10 @@ class _Template:
 
     @staticmethod
     def of(maker: _Maker, batch: DataFrame, frames: Sequence[DataFrame]) -> _Template | None:
-        """From an epoch's; None if something else in it could differ from one epoch to the next.
+        """Make a template of an epoch's plans; None if anything else in them could differ from one epoch to the next.
 
-        That is: a node that is none of `_NODES`; a clock, random numbers or a subquery; rows that are not the batch's;
-        a plan that Spark may change while it runs.
+        That is: a node that is not in `_NODES`; a clock, random numbers or a subquery; rows that are not the batch's; a
+        plan that Spark may change while it runs.
         """
         given = analyzed(batch)
         if kind_of(given) != "LogicalRDD":
@@ -249,8 +250,8 @@ class _Template:
         return _Template(maker, given.getClass(), given.output(), order, new)
 
     def bound(self, batch: DataFrame, functions: Sequence[Any]) -> ReboundPlan | None:
-        """For a batch; None if its rows are others, or if the plan runs a stage whose function cannot be told from a
-        user's: a large one is handed over in another way (spark/prepared.py)."""
+        """Return the plan for a batch; None if its rows differ in kind, or if the plan runs a stage whose function
+        cannot be told from a user's: a large one is sent in another way (spark/prepared.py)."""
         given = analyzed(batch)
         stages = frozenset[int]().union(*(node.stages for node in self.plans))
         if not self._fits(given) or stages != frozenset(range(len(functions))):
@@ -278,8 +279,8 @@ class _Node:
     """A node of a physical plan.
 
     Attributes:
-        is_made: whether it is made again; else it stays, with all that is below it.
-        fields: what a new one has from it.
+        is_made: whether it is made again; else it stays, with all nodes below it.
+        fields: the values that a new node takes from it.
         number: of a stage, if it runs its function.
         source: of the plan whose rows it reads, or `_BATCH`; None if it reads none.
     """
@@ -299,7 +300,7 @@ class _Node:
 
     @property
     def stages(self) -> frozenset[int]:
-        """Those whose functions it runs, with all that is below it."""
+        """The stages whose functions it runs, with all nodes below it."""
         own = frozenset(() if self.number is None else (self.number,))
         return own.union(*(child.stages for child in self.children))
 
@@ -323,7 +324,7 @@ class _Node:
         return self.plan.copy(udf, of["output"], children[0], of["barrier"], of["profile"])
 
     def with_new_nodes(self, maker: _Maker) -> _Node:
-        """The same, of nodes that nobody else has."""
+        """Return the same node, made of new plan nodes that are not shared."""
         if not self.is_made:
             return self
         children = tuple(child.with_new_nodes(maker) for child in self.children)
@@ -356,7 +357,7 @@ def _node(plan: Any, numbers: Mapping[int, int]) -> _Node | None:
 
 
 def _stage_of(plan: Any) -> int | None:
-    """The stage whose function a node runs; None for a user's own."""
+    """Return the stage whose function a node runs; None for a user's own function."""
     _, is_stage, number = str(plan.func().name()).partition(function_name(0)[:-1])
     return int(number) if is_stage else None
 

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that make an epoch's floor low; any other session works too, slower."""
+"""A Spark session with settings that lower an epoch's floor (its least time); other sessions work too, but slower."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ RECOMMENDED: Mapping[str, str] = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # The epoch's tasks must stay what the plan says: one per shard.
+    # The number of an epoch's tasks must not change: one per shard.
     "spark.sql.adaptive.enabled": "false",
     "spark.shuffle.reduceLocality.enabled": "false",
-    # A task waits so long for the executor that has its shard's state: moving the shard costs a restore. Nobody waits
-    # for an executor that is lost.
+    # A task waits this long for the executor that has its shard's state: moving the shard costs a restore. Tasks do
+    # not wait for a lost executor.
     "spark.locality.wait.process": "30s",
-    # A run that begins before its executors are there would give all shards to the first one. Spark waits for 30 s at
-    # most; a standalone master needs spark.cores.max to know how many there will be.
+    # A run that begins before its executors are there would give all shards to the first one. Spark waits 30 s at
+    # most; a standalone master needs spark.cores.max to know the number of executors.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # PySpark asks the JVM for the call site of every column function: 4 ms of an epoch's planning.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Columns move in larger pieces than Spark's default of 10,000 rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    # A run says itself how it goes; Spark's bar would write over it.
+    # A run shows its own progress; Spark's bar would overwrite it.
     "spark.ui.showConsoleProgress": "false",
     **TASKS_KEEP_FREED_MEMORY,
 }
 
 
 def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> dict[str, str]:
-    """All settings of a session, for whoever builds it: `RECOMMENDED`, and `conf` over them.
+    """Return all settings of a session: `RECOMMENDED`, and `conf` over them.
 
-    Also sets what Spark reads from this process's environment, where it is not set yet.
+    Also sets variables in this process's environment that Spark reads, if they are not set yet.
 
     Args:
-        master: "" leaves it to whoever has started this process: `spark-submit`.
+        master: "" leaves it to the launcher of this process: `spark-submit`.
 
     Raises:
         MissingJava: no Java 17 or newer.

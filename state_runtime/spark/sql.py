@@ -16,15 +16,15 @@ _PLAIN = re.compile(r"[^\s`'\":,<>()]+\Z")
 
 
 def quoted(name: str) -> str:
-    """A name in backquotes."""
+    """Return a name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def type_sql(data_type: T.DataType, named: Callable[[str], str] = quoted) -> str:
-    """A type as SQL reads it; `simpleString` leaves the names of fields unquoted.
+    """Return a type as SQL reads it; `simpleString` leaves the names of fields unquoted.
 
     Args:
-        named: how the name of a field is written.
+        named: writes the name of a field.
     """
     if isinstance(data_type, T.StructType):
         return f"struct<{','.join(f'{named(f.name)}:{type_sql(f.dataType, named)}' for f in data_type.fields)}>"
@@ -36,7 +36,7 @@ def type_sql(data_type: T.DataType, named: Callable[[str], str] = quoted) -> str
 
 
 def ddl(schema: T.StructType) -> str:
-    """A schema as Spark's DDL, for manifests; with the defaults that columns carry in their metadata.
+    """Return a schema as Spark's DDL, for manifests; with the defaults that columns carry in their metadata.
 
     Raises:
         InvalidPipeline: a default that is no literal of the column's type.
@@ -54,5 +54,5 @@ def _column_ddl(field: T.StructField) -> str:
 
 
 def _quoted_if_needed(name: str) -> str:
-    """A field's name in a manifest: plain ones stand as every version wrote them."""
+    """Return a field's name for a manifest: plain names unquoted, as every version wrote them."""
     return name if _PLAIN.match(name) else quoted(name)

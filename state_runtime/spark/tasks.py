@@ -17,12 +17,12 @@ from state_runtime.spark.errors import marked, typed_error
 __all__ = ["SparkSession", "run_in_tasks"]
 
 _TASKS_MAX = 1024
-_LOOK_S = 0.3  # how often the Spark job is asked how far it is
+_LOOK_S = 0.3  # how often the progress of the Spark job is read
 
 Piece = TypeVar("Piece")
 """A piece of work; pickled."""
 Result = TypeVar("Result")
-"""What becomes of it; pickled."""
+"""The result of a piece; pickled."""
 
 
 def run_in_tasks(
@@ -33,16 +33,16 @@ def run_in_tasks(
     group: str,
     title: str,
 ) -> list[Result]:
-    """What tasks make of pieces of work, one task each as far as they go, while this thread tells how far they are.
+    """Run pieces of work in tasks, one task each up to `_TASKS_MAX`, and report progress from this thread.
 
     Args:
-        begin: called once in each task; what it returns is called with each of the task's pieces. A task may run twice.
+        begin: called once in each task; its result is called with each of the task's pieces. A task may run twice.
         reached: called with (done, total) pieces.
         group: id of the Spark job group; all tasks are cancelled by it if anything fails.
         title: of the Spark job, for people.
 
     Raises:
-        StillstateError: typed, also that of a task; all tasks were told to end.
+        StillstateError: typed, also that of a task; all tasks were asked to end.
     """
     total = len(pieces)
     reached(0, total)

@@ -1,7 +1,7 @@
-"""Spark's own `withWatermark` nodes: where they stand in a stream's plan, and what a batch brought them.
+"""Spark's own `withWatermark` nodes: their place in a stream's plan, and the event times that they saw in a batch.
 
-Where a stream has several, each sees the rows of its own input only, and none but Spark's node is where these are told
-apart: behind a union the columns of all inputs are one.
+If a stream has several, each sees only the rows of its own input, and only Spark's nodes can tell these apart: after a
+union the columns of all inputs are one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _WATERMARK: Final = "EventTimeWatermark"
 _ONE_TO_ONE: Final = frozenset({"Project", "SubqueryAlias"})
-# Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
+# Around these nodes only the runtime uses a watermark, and it has read it from the columns by then.
 _STATELESS: Final = frozenset(
     {_WATERMARK, "Project", "Filter", "SubqueryAlias", "Union", "StreamingRelation", "StreamingRelationV2"}
 )
@@ -56,7 +56,7 @@ class WatermarkNode:
     """A `withWatermark` of a stream's plan.
 
     Attributes:
-        id: what Spark knows it by, in every plan that it makes of the stream.
+        id: Spark's id of it, in every plan that Spark makes of the stream.
         column: the column with event time.
     """
 
@@ -66,7 +66,7 @@ class WatermarkNode:
 
 
 def redefined_watermarks(frame: DataFrame) -> list[str]:
-    """The columns with event time of those of a streaming frame's watermarks that have another one below them."""
+    """Return the event-time columns of a streaming frame's watermarks that have another watermark below them."""
 
     def inner() -> list[str]:
         return [
@@ -86,11 +86,11 @@ def _column_printed(node: PlanNode) -> str:
 
 
 def watermark_nodes(frame: DataFrame) -> tuple[WatermarkNode, ...]:
-    """Of a streaming frame, in the order of its plan. A stream that is united with itself has one: Spark keeps one
-    watermark for it.
+    """Return the nodes of a streaming frame, in the order of its plan. A stream that is united with itself has one:
+    Spark keeps one watermark for it.
 
     Raises:
-        InvalidPipeline: what they see cannot be asked of this version of Spark.
+        InvalidPipeline: this version of Spark cannot be asked for the event times that they see.
     """
 
     def inner() -> tuple[WatermarkNode, ...]:
@@ -113,11 +113,11 @@ def watermark_nodes(frame: DataFrame) -> tuple[WatermarkNode, ...]:
 
 
 def is_seen_at_the_top(frame: DataFrame) -> bool:
-    """Whether each row that comes by the frame's `withWatermark` is a row of the frame, and no other row is.
+    """Return whether the rows that pass the frame's `withWatermark` are exactly the rows of the frame.
 
-    Not behind a union, a join with a table, or a filter that Spark cannot move below the node: it sees rows there that
-    the frame does not have, or the other way round. True of a frame without any. Of a plan that is known by what
-    `explain` prints, no filter is taken for one that Spark moves.
+    They are not after a union, a join with a table, or a filter that Spark cannot move below the node: the node then
+    sees rows that the frame does not have, or misses some. True for a frame without watermarks. If the plan is only
+    known from the output of `explain`, every filter is taken for one that Spark does not move.
     """
 
     def inner() -> bool:
@@ -140,7 +140,7 @@ def is_seen_at_the_top(frame: DataFrame) -> bool:
 
 
 def without_watermarks(frame: DataFrame) -> DataFrame:
-    """A streaming frame without its `withWatermark` nodes; the same where other nodes of its plan may need them."""
+    """Return a streaming frame without its `withWatermark` nodes; unchanged if other nodes may need them."""
 
     def inner() -> DataFrame:
         kinds = kinds_in(analyzed(frame))
@@ -164,13 +164,13 @@ def without_watermarks(frame: DataFrame) -> DataFrame:
 
 
 def event_times_at(frame: DataFrame, nodes: Sequence[WatermarkNode]) -> list[int | None]:
-    """The highest event time that each node saw of the batch that Spark runs in this thread; None where no row came.
+    """Return the highest event time that each node saw in the batch that Spark runs in this thread; None without rows.
 
-    Asked of Spark's own tracker, which finds the nodes in whatever plan it made of the batch. There is no public way:
+    Spark's own tracker is asked, which finds the nodes in any plan that it made of the batch. There is no public way:
     `watermark_nodes` has tried the tracker.
 
     Args:
-        frame: the batch, all of whose rows have been made.
+        frame: the batch, all of whose rows have been computed.
     """
     session, jvm = frame.sparkSession, classes(frame.sparkSession)
     to_uuid = jvm.java.util.UUID.fromString
@@ -184,7 +184,7 @@ def event_times_at(frame: DataFrame, nodes: Sequence[WatermarkNode]) -> list[int
 
 
 def _try_tracker(frame: DataFrame) -> None:
-    """Try what `event_times_at` uses as far as that goes without a stream.
+    """Try the internals that `event_times_at` uses, as far as possible without a stream.
 
     Args:
         frame: any.
@@ -198,7 +198,7 @@ def _try_tracker(frame: DataFrame) -> None:
 
 def _tracker(jvm: Any, plan: Any) -> Any:
     runtime = jvm.org.apache.spark.sql.execution.streaming.runtime
-    # It has one policy; what that chooses is not asked.
+    # The tracker needs a policy; its choice is not used.
     return runtime.WatermarkTracker(object_of(runtime, "MinWatermark"), plan)
 
 
@@ -207,16 +207,16 @@ def _is_watermark(node: Any) -> bool:
 
 
 def _nodes(plan: Any) -> list[Any]:
-    """Those of a plan, outermost first."""
+    """Return the watermark nodes of a plan, outermost first."""
     own = [plan] if _is_watermark(plan) else []
     return own + [node for child in items(plan.children()) for node in _nodes(child)]
 
 
 def _hands_on(step: Any, kept: set[int]) -> bool:
-    """Whether Spark counts the same rows below a step as above it.
+    """Return whether Spark counts the same rows below a step as above it.
 
     Args:
-        kept: the columns beside the one with event time: a filter on nothing else is moved below `withWatermark`.
+        kept: the columns except the one with event time: a filter on these only is moved below `withWatermark`.
     """
     if kind_of(step) == "Filter":
         return bool(step.deterministic()) and {int(a.exprId().id()) for a in items(step.references().toSeq())} <= kept

@@ -42,7 +42,7 @@ class AggregatePlan:
     """The aggregates of an operator, by output name; all their slots side by side are the value columns of its state.
 
     Attributes:
-        texts: what each output is, for the manifest: a name keeps its meaning over restarts.
+        texts: the description of each output, for the manifest: a name keeps its meaning over restarts.
     """
 
     functions: tuple[tuple[str, PartialFunction], ...]
@@ -69,26 +69,26 @@ class AggregatePlan:
         return any(function.ordered for _, function in self.functions)
 
     def order(self, rows: GroupedRows, epoch: int) -> Positions | None:
-        """The places of rows, where a function asks for them.
+        """Return the places of rows, if a function needs them.
 
         Args:
-            epoch: that processes them.
+            epoch: the epoch that processes them.
         """
         return order_of(rows.epoch or epoch, rows.sequence, rows.first_place) if self.ordered else None
 
     @property
     def gathers(self) -> bool:
-        """Whether the functions can do with partial rows, all of them."""
+        """Whether all functions can work on partial rows."""
         return all(isinstance(function, Scalar) for _, function in self.functions)
 
     def read(self, rows: pa.RecordBatch) -> list[str]:
-        """Which columns of some rows `reduce` looks at, be they partial or not."""
+        """Return the columns of some rows that `reduce` reads, for partial and other rows."""
         if not are_partial(rows):
             return self.columns
         return [name for name in rows.schema.names if name == ROWS_COLUMN or name.startswith(SLOTS)]
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        """Slots of one row per group."""
+        """Return the slots of one row per group."""
         if are_partial(rows):
             return self._gather(rows, groups)
         return [slot for _, function in self.functions for slot in function.reduce(rows, groups, order)]
@@ -102,7 +102,7 @@ class AggregatePlan:
         return slots
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        """Slots of both sides together, row by row; null on the old side where there is nothing."""
+        """Merge the slots of both sides, row by row; null on the old side where the state has no row."""
         return [
             slot
             for (_, function), before, after in zip(self.functions, self._split(old), self._split(new))
@@ -110,7 +110,7 @@ class AggregatePlan:
         ]
 
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
-        """Slots of many rows per group as one row each."""
+        """Merge the slots of many rows per group to one row each."""
         return [
             slot
             for (_, function), part in zip(self.functions, self._split(slots))
@@ -118,11 +118,11 @@ class AggregatePlan:
         ]
 
     def finish(self, slots: Sequence[pa.Array]) -> list[pa.Array]:
-        """Output columns."""
+        """Return the output columns."""
         return [function.finish(part) for (_, function), part in zip(self.functions, self._split(slots))]
 
     def split(self, slots: Sequence[pa.Array]) -> Iterator[tuple[PartialFunction, Sequence[pa.Array]]]:
-        """Each function with its slots."""
+        """Yield each function with its slots."""
         return zip((function for _, function in self.functions), self._split(slots))
 
     def _split(self, slots: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
@@ -133,7 +133,7 @@ class AggregatePlan:
 
 
 def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid: str) -> AggregatePlan:
-    """Types and state of the aggregates over an input schema.
+    """Plan types and state of the aggregates over an input schema.
 
     Raises:
         InvalidPipeline: a column is missing or has a type that the function cannot take, or there are no aggregates.
@@ -171,7 +171,7 @@ def _type_of(column: str | None, schema: pa.Schema, where: str) -> pa.DataType |
 @dataclass(frozen=True)
 class AggregateOperator(WokenWhenDue):
     """The operator; emits the new value of every key that the epoch touched (update mode), or each key once (append
-    mode), when the watermark has passed the event time that is among its columns.
+    mode), when the watermark has passed the event time among its key columns.
 
     In append mode rows at or below the late watermark are dropped, so that a key does not come back after it was
     emitted. A null time is never late and never passed, as in Spark.
@@ -201,7 +201,7 @@ class AggregateOperator(WokenWhenDue):
         return {STATE: self._schema}
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         states = (StateEntry(STATE, "value", self.state_ddl, time=self._schema.time),)
         modes = f"append by {self.event_time}" if self.event_time else ""
         return OperatorEntry(self.uid, "aggregate", self.key_ddl, states, modes, functions=dict(self.plan.texts))
@@ -226,7 +226,7 @@ class AggregateOperator(WokenWhenDue):
     def _changed(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Update mode: every key that has rows."""
+        """Emit, in update mode, every key that has rows."""
         if rows.groups == 0:
             return
         found, slots = self._merged(rows, version, clock)
@@ -237,7 +237,7 @@ class AggregateOperator(WokenWhenDue):
     def _once(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Append mode: what the watermark has passed, with what these rows add to it; then it is removed."""
+        """Emit, in append mode, the keys that the watermark has passed, with these rows; then remove them."""
         rows, result.late_rows = self._without_late(rows, clock)
         changed = self._schema.empty()
         if rows.groups:
@@ -256,7 +256,7 @@ class AggregateOperator(WokenWhenDue):
         result.changes[STATE] = changed
 
     def _without_late(self, rows: GroupedRows, clock: EpochClock) -> tuple[GroupedRows, int]:
-        """The rows that are not too late, and how many were; a partial row counts as what it stands for."""
+        """Return the rows that are not late, and the number of late ones; a partial row counts as its rows."""
         if rows.groups == 0:
             return rows, 0
         late = is_late(rows.rows.column(self.event_time), clock.late_watermark_ms)
@@ -264,7 +264,7 @@ class AggregateOperator(WokenWhenDue):
         return filter_rows(rows, ~late), int((late if behind is None else behind[late]).sum())
 
     def _merged(self, rows: GroupedRows, version: StateReader, clock: EpochClock) -> tuple[Mask, list[pa.Array]]:
-        """Of each key whether the state has it, and its slots with what the rows add."""
+        """Return per key whether the state has it, and its slots with these rows added."""
         found, before = version.find(STATE, rows.hashes, rows.keys)
         order = self.plan.order(rows, clock.epoch)
         slots = self.plan.reduce(rows.rows, Groups(rows.starts, rows.rows.num_rows), order)

@@ -1,7 +1,7 @@
-"""One group of all rows: an aggregate without a key has a key column of its own that is the same everywhere.
+"""One group of all rows: an aggregate without a key gets a key column with the same value in every row.
 
-State, shards and lookups know keys only, so the group has one, under a name that no user's column can have. It is made
-where the operator's input is cut to what it reads (pipeline/conditions.py), and is in no output.
+State, shards and lookups need a key, so the group has one, under a name that no user's column can have. The column is
+made where the operator's input is cut to the columns that it reads (pipeline/conditions.py), and is in no output.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ Column = TypeVar("Column")
 
 
 def emitted(keys: Sequence[Column], key_columns: Sequence[str]) -> Sequence[Column]:
-    """Of what there is of each key column that which the output has: nothing where all rows are one group."""
+    """Return the entries of the key columns that the output has: none if all rows are one group."""
     return () if tuple(key_columns) == (ALL_ROWS,) else keys

@@ -5,10 +5,10 @@ As Spark's `dropDuplicates` and `dropDuplicatesWithinWatermark`, row for row:
 - Without event time the state holds every key that was ever seen.
 - With event time, rows at or below the late watermark are dropped. A row without event time is never late.
 - Event time among the keys: the watermark removes a key once it has passed the key's own time, because a row of that
-  key would be late. A null time is never passed.
-- Within the watermark: a key is remembered for the allowed delay, counted from the event time of its first row. Spark
-  takes a null time for 1970 there, so such a key is forgotten as soon as the watermark moves; it does here, too.
-- Event time that is neither: only late rows are dropped, and the state grows, as in Spark.
+  key would be late. A watermark never passes a null time.
+- Within the watermark: a key is kept for the allowed delay, counted from the event time of its first row. Spark takes
+  a null time for 1970 there, so such a key is removed as soon as the watermark moves; here, too.
+- Other event time: only late rows are dropped, and the state grows, as in Spark.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SEEN = "seen"
 
 @dataclass(frozen=True)
 class Deduplicate:
-    """Emits whole rows, in source order. The state is the keys themselves.
+    """Emits whole rows, in source order. The state holds only the keys.
 
     Attributes:
-        event_time: column that says when a key is removed; never if empty.
-        delay_ms: within the watermark, how long after its event time a key is remembered; None if event time is a key.
+        event_time: column that decides when a key is removed; never if empty.
+        delay_ms: within the watermark, how long after its event time a key is kept; None if event time is a key.
     """
 
     event_time: str = ""
@@ -44,7 +44,7 @@ class Deduplicate:
 
     @property
     def time_mode(self) -> TimeMode:
-        """Which clock removes keys."""
+        """The clock that removes keys."""
         return "event" if self.event_time else "none"
 
     @property
@@ -54,13 +54,13 @@ class Deduplicate:
 
     @property
     def modes(self) -> str:
-        """What cannot change while there is state: how long keys are remembered."""
+        """The settings that cannot change while there is state: how long keys are kept."""
         if not self.event_time:
             return ""
         return f"by {self.event_time}" if self.delay_ms is None else f"within {self.delay_ms} ms of {self.event_time}"
 
     def process(self, batch: KeyedBatch) -> pa.RecordBatch | None:
-        """The first row of each key that the state does not have."""
+        """Return the first row of each key that the state does not have."""
         found = batch.look_up(SEEN).found
         new = ~found
         if not bool(new.any()):
@@ -73,7 +73,7 @@ class Deduplicate:
         return batch.rows.take(pa.array(first[stable_order(batch.sequence[first])]))
 
     def _remember(self, batch: KeyedBatch, first: Positions, new: Mask, found: Mask) -> None:
-        """Store what the watermark of this epoch would not remove at its end."""
+        """Store the keys that the watermark of this epoch would not remove at its end."""
         micros, valid = micros_of(batch.rows.column(self.event_time).take(pa.array(first)))
         if self.delay_ms is None:
             due = millis_up(micros)
@@ -90,7 +90,7 @@ class Deduplicate:
 def plan_deduplicate(
     keys: Sequence[str], event_time: str, delay_ms: int, within_watermark: bool, schema: pa.Schema, uid: str
 ) -> Deduplicate:
-    """Which of the forms it is.
+    """Choose the form of deduplication.
 
     Args:
         event_time: the stream's event-time column; empty if it has none.
@@ -98,7 +98,7 @@ def plan_deduplicate(
         within_watermark: Spark's `dropDuplicatesWithinWatermark`.
 
     Raises:
-        InvalidPipeline: the column is missing or no timestamp, or there is none and `within_watermark` needs one.
+        InvalidPipeline: the column is missing or no timestamp, or `within_watermark` is set without event time.
     """
     where = f"operator {uid!r}, deduplicate"
     if not event_time:

@@ -1,12 +1,12 @@
 """Approximate distinct counts: Spark's HyperLogLog++ (`approx_count_distinct`), many sketches at once; pure.
 
-The sketch of a group has 2^p registers. A value's 64-bit hash (xxhash64, seed 42) names a register by its first p bits,
-and the register keeps the highest rank: the position of the first one among the other bits. Registers are kept
-sparsely: a sketch is the ascending list of the codes `register << 6 | rank` of the registers that are not 0, so that a
-key with few values costs few bytes, and merging is sorting: of each register the last code is the highest.
+The sketch of a group has 2^p registers. A value's 64-bit hash (xxhash64, seed 42) names a register by its first p bits.
+The register keeps the highest rank: the position of the first 1 among the other bits. Registers are kept sparsely: a
+sketch is the ascending list of the codes `register << 6 | rank` of the registers that are not 0. So a key with few
+values takes few bytes, and merging is sorting: the last code of each register is the highest.
 
 The estimate is Spark's, step by step: the raw estimate, corrected by the measured bias (its six nearest neighbours in
-the tables of the HyperLogLog++ paper), and linear counting where few registers are filled.
+the tables of the HyperLogLog++ paper), and linear counting if few registers are filled.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _RANK_BITS = 6
 _RANK_MASK = (1 << _RANK_BITS) - 1
 _POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float32))  # each is exact
 _NEIGHBOURS = 6
-# Of 2^4 to 2^14 registers: up to this estimate linear counting is the better one. The last is Spark's number, not the
+# For 2^4 to 2^14 registers: up to this estimate linear counting is better. The last number is Spark's, not the
 # paper's (11,500).
 _LINEAR_COUNTING_MAX = (10.0, 20.0, 40.0, 80.0, 220.0, 400.0, 900.0, 1800.0, 3100.0, 6500.0, 15500.0)
 _BELOW_MANTISSA = 64 - 53
 
 
 def registers_log2(rsd: float) -> int:
-    """How many registers a relative standard deviation needs, as Spark computes it."""
+    """Return the logarithm of the number of registers for a relative standard deviation, as Spark computes it."""
     return max(4, math.ceil(2.0 * math.log(1.106 / rsd) / math.log(2.0)))
 
 
@@ -79,7 +79,7 @@ class Distinct:
             values, group = values.filter(there), group[there.to_numpy(zero_copy_only=False)]
         hashes = hash_rows([values])
         register = (hashes >> np.uint64(64 - self.p)).astype(np.int64)
-        # A one behind the last bit ends the search where all others are 0.
+        # A 1 after the last bit ends the search if all other bits are 0.
         rest = (hashes << np.uint64(self.p)) | np.uint64(1 << (self.p - 1))
         codes = (register << _RANK_BITS | (_leading_zeros(rest) + 1)).astype(np.int32)
         packed = self._packed(codes, group, groups.count)
@@ -91,7 +91,7 @@ class Distinct:
         came, new_sizes = _codes_of(new[0])
         if len(held) == 0:
             return list(new)
-        # An epoch has few values of a key beside what its sketch holds: each is looked for, nothing is sorted.
+        # An epoch has few values of a key compared with its sketch: each is searched for, nothing is sorted.
         group = np.arange(len(sizes))
         packed, wanted = (self._packed_lists(*codes, group, len(sizes)) for codes in ((held, sizes), (came, new_sizes)))
         at = np.searchsorted(packed, wanted & ~_RANK_MASK)
@@ -113,7 +113,7 @@ class Distinct:
         return self._sketches(packed, groups.count)
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
-        """Estimates, rounded half up as Java's `Math.round`."""
+        """Return the estimates, rounded half up as Java's `Math.round`."""
         sketches = slots[0]
         codes, sizes = _codes_of(sketches)
         empty = (1 << self.p) - sizes
@@ -121,7 +121,7 @@ class Distinct:
         inverse = empty.astype(np.float64)
         filled = np.flatnonzero(sizes)
         if len(filled):
-            powers = _POWERS.take(codes & _RANK_MASK, mode="clip")  # without a look at the bounds of each
+            powers = _POWERS.take(codes & _RANK_MASK, mode="clip")  # skips the bounds check of each index
             inverse[filled] += np.add.reduceat(powers, (np.cumsum(sizes) - sizes)[filled], dtype=np.float64)
         return pa.array(np.floor(_estimate(self.p, inverse, empty) + 0.5).astype(np.int64))
 
@@ -130,13 +130,13 @@ class Distinct:
         return pa.int16() if self.p + _RANK_BITS <= 15 else pa.int32()
 
     def _packed(self, codes: Integers, group: Positions, count: int) -> Integers:
-        """Group and code as one number of the same order: of 32 bits, which are sorted twice as fast, where they
-        do."""
+        """Pack group and code into one number of the same order: of 32 bits, which are sorted twice as fast, if they
+        are enough."""
         packed: Integers = self._in_front(group, count) | codes
         return packed
 
     def _packed_lists(self, codes: Integers, sizes: Positions, group_of_list: Positions, count: int) -> Integers:
-        """The same of sketches, whose codes lie one after the other."""
+        """Pack the codes of sketches, which are concatenated, in the same way."""
         packed = np.repeat(self._in_front(group_of_list, count), sizes)
         packed |= codes
         return packed
@@ -147,7 +147,7 @@ class Distinct:
         return in_front
 
     def _sketches(self, packed: Integers, count: int) -> list[pa.Array]:
-        """Of sorted numbers, each a group and a code, one sketch per group."""
+        """Make one sketch per group from sorted numbers, each a group and a code."""
         bits = self.p + _RANK_BITS
         register = packed >> _RANK_BITS
         highest = np.ones(len(packed), dtype=np.bool_)
@@ -162,15 +162,15 @@ class Distinct:
 
 
 def _codes_of(sketches: pa.Array) -> tuple[Integers, Positions]:
-    """The codes of sketches, one after the other, and how many each has: none where there is no sketch."""
+    """Return the concatenated codes of sketches, and the number of codes of each: 0 for a missing sketch."""
     sizes = pc.fill_null(pc.list_value_length(sketches), 0).to_numpy(zero_copy_only=False)
     return pc.list_flatten(sketches).to_numpy(zero_copy_only=False), sizes.astype(np.int64)
 
 
 def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> Positions:
-    """Of 64-bit numbers; none is 0."""
+    """Count the leading zeros of 64-bit numbers other than 0."""
     upper = numbers >> np.uint64(_BELOW_MANTISSA)
-    # A double holds 53 bits as they are, so none is rounded up to the next power of two.
+    # A double holds 53 bits exactly, so no number is rounded up to the next power of two.
     _, bits = np.frexp(np.where(upper > 0, upper, numbers).astype(np.float64))
     return np.where(upper > 0, 64 - _BELOW_MANTISSA, 64) - bits
 
@@ -188,13 +188,13 @@ def _estimate(p: int, inverse: Doubles, empty: Positions) -> Doubles:
 
 @cache
 def _measured(p: int) -> tuple[Doubles, Doubles]:
-    """The measured estimates of sketches with 2^p registers, and their biases."""
+    """Return the measured estimates of sketches with 2^p registers, and their biases."""
     tables = json.loads(files("state_runtime.processors.builtin").joinpath("hyperloglog.json").read_bytes())
     return np.array(tables["raw_estimate"][p - 4]), np.array(tables["bias"][p - 4])
 
 
 def _bias(p: int, raw: Doubles) -> Doubles:
-    """Mean bias of the six measured estimates around `raw`, chosen as Spark does."""
+    """Return the mean bias of the six measured estimates around `raw`, chosen as Spark does."""
     estimates, bias = _measured(p)
     count = len(estimates)
     low = np.maximum(_binary_search(estimates, raw) - _NEIGHBOURS + 1, 0)
@@ -213,7 +213,7 @@ def _bias(p: int, raw: Doubles) -> Doubles:
 
 
 def _binary_search(estimates: Doubles, wanted: Doubles) -> Positions:
-    """Java's `Arrays.binarySearch`: the measured estimates are not quite sorted, so the order of the looks matters."""
+    """Search as Java's `Arrays.binarySearch`: the estimates are not quite sorted, so the probe order matters."""
     low = np.zeros(len(wanted), dtype=np.int64)
     high = np.full(len(wanted), len(estimates) - 1, dtype=np.int64)
     while bool((low <= high).any()):

@@ -1,9 +1,9 @@
-"""Exact distinct counts (`COUNT(DISTINCT x)`): of each group the set of its values, many sets at once; pure.
+"""Exact distinct counts (`COUNT(DISTINCT x)`): per group the set of its values, many sets at once; pure.
 
 A set is a sorted list in the state, not a table with a row per value: so it is looked up with the other aggregates of
-its key, and panes of a window and parts of a session are merged as any aggregate's are. What it costs is that an epoch
-writes the whole list of each key that it touches. So there is a limit, and for more values than that there is a table:
-`deduplicate` by key and value, and a count behind it, writes each value once (docs/guide.md).
+its key, and panes of a window and parts of a session are merged as for any aggregate. In return, an epoch writes the
+whole list of each key that it touches, so there is a limit. For more values use a table: `deduplicate` by key and
+value, followed by a count, writes each value once (docs/guide.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DistinctValues"]
 
 @dataclass(frozen=True)
 class DistinctValues:
-    """How many different values there are; null is none. As Spark has it, NaN equals NaN, and -0.0 equals 0.0.
+    """The number of different values without null. As in Spark, NaN equals NaN, and -0.0 equals 0.0.
 
     Attributes:
         limit: a group with more values than this ends the run.
@@ -93,7 +93,7 @@ class DistinctValues:
 
 
 def _one_of_equals(values: pa.Array) -> pa.Array:
-    """Floats with one zero and one NaN, so that a set is the same whichever of two equal values came first."""
+    """Return floats with one zero and one NaN: a set must not depend on which of two equal values came first."""
     if not pa.types.is_floating(values.type):
         return values
     numbers = values.to_numpy(zero_copy_only=False)

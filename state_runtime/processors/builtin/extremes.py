@@ -1,7 +1,7 @@
 """Values of the rows with the greatest or smallest value of another column: Spark's `max_by` and `min_by`; pure.
 
 The state keeps that other value and the row's place in the source beside the value, so that panes of a window, parts of
-a session and epochs may meet in any order.
+a session and epochs may be merged in any order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LOWEST = np.iinfo(np.int64).min
 class ByExtreme:
     """The value of the row with the greatest, or smallest, `by`.
 
-    Rows whose `by` is null do not count; the value may be null. Of rows with equal `by` the later one in source order
-    wins, as it does in one partition of Spark. `<name>.by` and `<name>.at` are what it was chosen by and its place;
-    both are null where no row counted yet.
+    Rows whose `by` is null do not count; the value may be null. Among rows with equal `by` the later one in source
+    order wins, as it does in one partition of Spark. `<name>.by` and `<name>.at` are its `by` and its place; both are
+    null if no row counted yet.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ByExtreme:
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         count = len(new[0])
-        # Texts have ranks among each other only, so both sides get theirs together.
+        # Ranks of texts are only comparable within one column, so both sides are ranked together.
         ranks, there = self._ranks(pa.concat_arrays([old[1], new[1]]))
         places = _places(old[2]), _places(new[2])
         after = (ranks[:count] > ranks[count:]) | ((ranks[:count] == ranks[count:]) & (places[0] > places[1]))
@@ -76,19 +76,19 @@ class ByExtreme:
     def _choose(self, values: pa.Array, by: pa.Array, at: pa.Array, groups: Groups) -> list[pa.Array]:
         ranks, there = self._ranks(by)
         best = np.maximum.reduceat(np.where(there, ranks, _LOWEST), groups.starts)
-        # The lowest rank may be a value's, too: what is not there has no place.
+        # A value may have the lowest rank, too: rows that do not count get no place.
         places = np.where(there & (ranks == best[groups.group_of_row]), _places(at), -1)
         latest = np.maximum.reduceat(places, groups.starts)
         hits = np.flatnonzero(places == latest[groups.group_of_row])
-        # Places differ, but for those of rows that do not count: the first is as good as any, and is masked.
+        # Places differ, except those of rows that do not count: any of these will do, and the result is masked.
         picked = pa.array(hits[np.searchsorted(hits, groups.starts)], mask=latest < 0)
         return [values.take(picked), by.take(picked), pa.array(latest, mask=latest < 0)]
 
     def _ranks(self, by: pa.Array) -> tuple[Positions, Mask]:
-        """Ranks of which the greatest wins, and where there is a value."""
+        """Return ranks of which the greatest wins, and which rows have a value."""
         ranks, valid = ranks_of(by)
         there = np.ones(len(by), dtype=np.bool_) if valid is None else valid
-        # The complement turns the order around and, unlike the negative, always fits.
+        # The complement reverses the order and, unlike the negative, never overflows.
         return (ranks if self.greatest else ~ranks), there
 
 

@@ -1,6 +1,6 @@
-"""The aggregate functions that there are: `FUNCTIONS` has a line for each, with what plans it over a column.
+"""The aggregate functions: `FUNCTIONS` has a line for each, with the callable that plans it over a column.
 
-A new one is a class with the methods of `PartialFunction` in a file of its own, a line here, and its spelling in
+A new function needs a class with the methods of `PartialFunction` in its own file, a line here, and its spelling in
 `processors/declared/aggregates.py`.
 """
 
@@ -29,7 +29,7 @@ _SUM_PRECISION_MAX = 38
 
 @dataclass(frozen=True, kw_only=True)
 class Over:
-    """What a function is planned over.
+    """The input over which a function is planned.
 
     Attributes:
         name: of the output; its slots begin with it.
@@ -48,11 +48,11 @@ class Over:
     uid: str
 
     def refused(self, why: str) -> InvalidPipeline:
-        """The error of a type that the function cannot take."""
+        """Return the error for a type that the function cannot take."""
         return InvalidPipeline(f"{self.where}: {self.aggregate.function} {why}")
 
     def scalar(self, combine: Combine, output: pa.DataType) -> Scalar:
-        """A function whose one slot is its result."""
+        """Return a function whose one slot is its result."""
         return Scalar(
             slots=(pa.field(self.name, output),),
             combines=(combine,),
@@ -68,7 +68,7 @@ Plan: TypeAlias = Callable[[Over], PartialFunction]
 
 
 def plan_function(over: Over) -> PartialFunction:
-    """The function of an aggregate, over a column.
+    """Return the function of an aggregate, over a column.
 
     Raises:
         InvalidPipeline: it needs a column, or cannot take that type.

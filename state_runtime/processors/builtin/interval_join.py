@@ -2,14 +2,14 @@
 
     left.key = right.key  and  left.time + lower <= right.time <= left.time + upper
 
-Rows of both sides wait in state until the watermark says that no row of the other side can match them any more.
-Everything is as in Spark's stream-stream join with a time range, batch for batch:
+Rows of both sides wait in state until the watermark says that no later row of the other side can match them. The
+behaviour is that of Spark's stream-stream join with a time range, batch for batch:
 
 - A row with event time at or below the late watermark is dropped. Then all new rows are matched, with stored ones and
-  with each other; only then is state removed. So a row that comes in with its time already past still meets what is
-  there.
+  with each other; only then is state removed. So a row that arrives with its time already past still meets the stored
+  rows.
 - A left row is removed when `watermark - upper` has passed its time, a right row when `watermark + lower` has; Spark
-  removes one millisecond later than necessary, and so do we (`due` below).
+  removes one millisecond later than necessary, and so does Stillstate (`due` below).
 - Left outer: a left row that never matched is emitted, with nulls for the right side, when it is removed.
 - A null key matches nothing, not even null. Left outer emits such a row when its time comes.
 - A null time matches nothing, and no watermark passes it. Spark's left outer join keeps such a row for ever and never
@@ -64,23 +64,23 @@ MATCHED = "__stillstate_matched"
 
 PLACE_BITS = 28
 STORED_ROWS_PER_READ = 1 << 20
-"""Stored rows of touched keys are read in pieces of about so many; a single key with more is one piece."""
+"""Stored rows of touched keys are read in pieces of about this size; a single key with more rows is one piece."""
 
 SCALE_MAX = 1 << 62
-"""What key and time together may come to on a scale of microseconds."""
+"""Maximum of key and time combined on a scale of microseconds."""
 
 How = Literal["inner", "left-outer"]
 
 
 @dataclass(frozen=True)
 class IntervalJoinPlan:
-    """What the join needs and gives, as Arrow schemas.
+    """The inputs and output of the join, as Arrow schemas.
 
     Attributes:
         keys: key columns, named as on the left side.
-        left, right: the other columns of each side; what the input's structs hold.
+        left, right: the other columns of each side, which the input's structs hold.
         left_time, right_time: names of the event-time columns among them.
-        lower_us, upper_us: the range of `right time - left time`, both ends inside, in microseconds.
+        lower_us, upper_us: the range of `right time - left time`, both ends included, in microseconds.
     """
 
     keys: pa.Schema
@@ -105,8 +105,8 @@ class IntervalJoinPlan:
 
     @property
     def modes(self) -> str:
-        """What cannot change while there is state: stored rows hold when they are due, their time, and whether they
-        matched."""
+        """The settings that cannot change while there is state: stored rows hold when they are due, their time, and
+        whether they matched."""
         return f"{self.how}, {self.right_time} from {self.lower_us} to {self.upper_us} µs after {self.left_time}"
 
 
@@ -205,7 +205,7 @@ class _Rows:
         return len(self.hashes)
 
     def pick(self, at: Positions) -> _Rows:
-        """Some of the rows."""
+        """Return some of the rows."""
         taken = pa.array(at)
         return _Rows(
             group=self.group[at],
@@ -221,15 +221,15 @@ class _Rows:
 class _TimeIndex:
     """Rows in order of (key, time), to find the rows of a key within a range of time by binary search.
 
-    Key and time are made one number, on a scale of microseconds since the earliest row; where that does not fit a long,
-    on one of ranks, which takes two more searches.
+    Key and time are combined to one number, on a scale of microseconds since the earliest row. If that does not fit a
+    long, a scale of ranks is used, which takes two more searches.
     """
 
     def __init__(self, rows: _Rows) -> None:
         self._first, self._last = int(rows.micros.min()), int(rows.micros.max())
         self._ranked: Times | None = None
         self._stride = self._last - self._first + 2
-        self._beyond = int(rows.group.max()) + 1  # stands for all keys that have no row here
+        self._beyond = int(rows.group.max()) + 1  # represents all keys that have no row here
         if (self._beyond + 1) * self._stride > SCALE_MAX:
             self._ranked = np.sort(rows.micros)
             self._stride = len(rows) + 1
@@ -238,21 +238,21 @@ class _TimeIndex:
         self._numbers = numbers[self.order]
 
     def _before(self, micros: Times) -> Positions:
-        """Where on the scale a time begins: rows of earlier times lie below."""
+        """Return where on the scale a time begins: rows of earlier times are below."""
         if self._ranked is not None:
             return np.searchsorted(self._ranked, micros, side="left")
         place: Positions = np.clip(micros, self._first, self._last) - self._first + (micros > self._last)
         return place
 
     def _after(self, micros: Times) -> Positions:
-        """Where on the scale a time ends: rows of later times lie there or above."""
+        """Return where on the scale a time ends: rows of later times are there or above."""
         if self._ranked is not None:
             return np.searchsorted(self._ranked, micros, side="right")
         place: Positions = np.clip(micros, self._first, self._last) - self._first + (micros >= self._first)
         return place
 
     def ranges(self, left: _Rows, lower_us: int, upper_us: int) -> tuple[Positions, Positions]:
-        """Of each left row the first match's position in `order`, and how many follow."""
+        """Return per left row the first match's position in `order`, and the number of matches."""
         base = np.minimum(left.group, self._beyond) * self._stride
         low = base + self._before(plus(left.micros, lower_us))
         begin = np.searchsorted(self._numbers, low, side="left")
@@ -261,8 +261,8 @@ class _TimeIndex:
 
 
 class _Places:
-    """Unique places of an epoch's new rows: the epoch in the high bits, so that storing needs no look at what is
-    there."""
+    """Unique places of an epoch's new rows: the epoch is in the high bits, so that storing need not read the stored
+    places."""
 
     def __init__(self, uid: str, clock: EpochClock) -> None:
         self._uid = uid
@@ -270,10 +270,10 @@ class _Places:
         self._taken = 0
 
     def next(self, count: int) -> Hashes:
-        """So many places, above those that were given before; of both sides, which does not matter.
+        """Return `count` places, above all earlier ones; both sides share them, which does no harm.
 
         Raises:
-            InvalidData: the epoch has none left.
+            InvalidData: the epoch has no places left.
         """
         first, self._taken = self._taken + 1, self._taken + count
         if self._taken >= 1 << PLACE_BITS:
@@ -292,7 +292,7 @@ class IntervalJoinOperator(WokenWhenDue):
 
     Attributes:
         state_ddl: Spark's DDL of the value columns of `left` and `right` (`plan.state_values`).
-        output_rows_per_batch: a key with many matches does not make a larger batch than this.
+        output_rows_per_batch: maximum rows of a batch, also for a key with many matches.
     """
 
     uid: str
@@ -312,14 +312,14 @@ class IntervalJoinOperator(WokenWhenDue):
 
     @cached_property
     def state_schemas(self) -> Mapping[str, StateSchema]:
-        """Buffered rows of both sides, each at a place of its own, due when nothing can match them any more."""
+        """Stored rows of both sides, each at its own place, due when no other row can match them any more."""
         return {
             name: StateSchema(self.plan.keys, values, pa.schema([]), "due")
             for name, values in self.plan.state_values.items()
         }
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         states = tuple(StateEntry(name, "rows", self.state_ddl[name], time="due") for name in (LEFT, RIGHT))
         return OperatorEntry(self.uid, "interval-join", self.key_ddl, states, self.plan.modes)
 
@@ -336,7 +336,7 @@ class IntervalJoinOperator(WokenWhenDue):
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Match, then remove what the watermark has passed; the latter also without rows."""
+        """Match, then remove rows that the watermark has passed; the latter also without input rows."""
         return process_slices(slices, version, self.state_schemas, partial(self._run, clock, _Places(self.uid, clock)))
 
     @property
@@ -387,10 +387,10 @@ class IntervalJoinOperator(WokenWhenDue):
         clock: EpochClock,
         result: ShardResult,
     ) -> Iterator[pa.RecordBatch]:
-        """Of one side what the watermark has passed goes, stored or new; new rows that may still match stay.
+        """Remove the rows of one side that the watermark has passed, stored or new; keep new rows that may still match.
 
         Args:
-            matched, flipped: of the left side which new rows have a match, and the stored ones that had their first.
+            matched, flipped: of the left side, which new rows have a match, and the stored rows with their first match.
             gone: stored rows that are due.
         """
         due = self._due_of(name, new.micros)
@@ -411,13 +411,13 @@ class IntervalJoinOperator(WokenWhenDue):
         return self.plan.left if side == LEFT else self.plan.right
 
     def _due_of(self, side: str, micros: Times) -> Times:
-        """The first watermark (ms) that removes a row: the earliest at which Spark's `time <= watermark - …` holds."""
+        """Return the first watermark (ms) that removes a row: the earliest for Spark's `time <= watermark - …`."""
         if side == LEFT:
             return plus(millis_up(micros), 1 - (-self.plan.upper_us // 1000))
         return plus(millis_up(micros), 1 - self.plan.lower_us // 1000)
 
     def _new_rows(self, rows: GroupedRows, side: str, clock: EpochClock, result: ShardResult) -> _Rows:
-        """The side's rows of the epoch that can have a part in the result."""
+        """Return the side's rows of the epoch that can contribute to the result."""
         columns = self._side_columns(side)
         if rows.groups == 0:
             return _together([], columns, self.plan.keys)
@@ -438,7 +438,7 @@ class IntervalJoinOperator(WokenWhenDue):
                 no_key |= key.is_null().to_numpy(zero_copy_only=False)
         group = np.repeat(np.arange(rows.groups), rows.stops - rows.starts)[at]
         if side == RIGHT or not self._outer:
-            keep &= ~no_key[group]  # without null keys on the right, none on the left finds a match
+            keep &= ~no_key[group]  # no null key on the right is kept, so none on the left finds a match
         if not bool(keep.all()):
             at, micros, group = at[keep], micros[keep], group[keep]
         taken = pa.array(at)
@@ -452,7 +452,7 @@ class IntervalJoinOperator(WokenWhenDue):
         )
 
     def _stored(self, side: str, new: _Rows, rows: GroupedRows, version: StateReader) -> Iterator[_Rows]:
-        """Stored rows of a side whose keys new rows of the other side have; a bounded number of keys at a time."""
+        """Yield stored rows of a side for the keys of the other side's new rows; a bounded number of keys at a time."""
         if len(new) == 0:
             return
         touched = new.group[np.append(True, new.group[1:] != new.group[:-1])]  # rows come key after key
@@ -468,7 +468,7 @@ class IntervalJoinOperator(WokenWhenDue):
                 yield self._rows_of(side, batch, np.repeat(keys, np.diff(offsets)))
 
     def _rows_of(self, side: str, batch: pa.RecordBatch, group: Positions) -> _Rows:
-        """Stored rows as rows."""
+        """Return stored rows as `_Rows`."""
         schema = self.state_schemas[side]
         values = schema.values_of(batch)
         time = self.plan.left_time if side == LEFT else self.plan.right_time
@@ -491,7 +491,7 @@ class IntervalJoinOperator(WokenWhenDue):
     def _match(
         self, left: _Rows, right: _Rows, matched: Mask, index: _TimeIndex | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """All pairs of two sets of rows; marks the left rows that have one."""
+        """Yield all pairs of two sets of rows; mark the left rows that have one."""
         if len(left) == 0 or len(right) == 0:
             return
         index = index or _TimeIndex(right)
@@ -503,7 +503,7 @@ class IntervalJoinOperator(WokenWhenDue):
         total = int(ends[-1]) if len(hits) else 0
         for start in range(0, total, self.output_rows_per_batch):
             stop = min(start + self.output_rows_per_batch, total)
-            # The pairs start … stop of all: those left rows whose pairs reach into that, the outer two perhaps in part.
+            # The pairs start … stop: the left rows whose pairs overlap this range, the first and last perhaps in part.
             chosen = slice(int(np.searchsorted(ends, start, "right")), int(np.searchsorted(firsts, stop, "left")))
             low = np.maximum(firsts[chosen], start)
             count = np.minimum(ends[chosen], stop) - low
@@ -518,14 +518,14 @@ class IntervalJoinOperator(WokenWhenDue):
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
     def _with_nulls(self, left: _Rows) -> Iterator[pa.RecordBatch]:
-        """Left rows without a match."""
+        """Yield left rows without a match, with nulls for the right side."""
         for start in range(0, len(left), self.output_rows_per_batch):
             columns = [c.slice(start, self.output_rows_per_batch) for c in (*left.keys, *left.values)]
             columns += [pa.nulls(len(columns[0]), f.type) for f in self.plan.right]
             yield pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
     def _unmatched(self, gone: pa.RecordBatch, flipped: _Rows) -> Iterator[pa.RecordBatch]:
-        """Removed left rows that matched neither in an earlier epoch nor in this one."""
+        """Yield removed left rows that matched neither in an earlier epoch nor in this one."""
         if gone.num_rows == 0:
             return
         rows = self._rows_of(LEFT, gone, np.zeros(gone.num_rows, dtype=np.int64))
@@ -545,7 +545,7 @@ class IntervalJoinOperator(WokenWhenDue):
         places: _Places,
         clock: EpochClock,
     ) -> pa.RecordBatch:
-        """New rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
+        """Return new rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
         schema = self.state_schemas[name]
         values = [*new.values, *(pa.array(flag) for flag in flags)]
         at = places.next(len(new))
@@ -574,7 +574,7 @@ class IntervalJoinOperator(WokenWhenDue):
 
 
 def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:
-    """Rows of several reads in one piece."""
+    """Return rows of several reads in one piece."""
     parts = [part for part in parts if len(part)]
     if len(parts) == 1:
         return parts[0]
@@ -599,7 +599,7 @@ def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:
 
 
 def _contains(hashes: Hashes, entries: Hashes, wanted_hashes: Hashes, wanted_entries: Hashes) -> Mask:
-    """Which wanted (hash, entry) pairs are among the given ones; no pair is in either twice."""
+    """Return which wanted (hash, entry) pairs are among the given ones; both sides have no duplicate pairs."""
     there = np.zeros(len(wanted_hashes), dtype=np.bool_)
     if len(hashes) == 0:
         return there

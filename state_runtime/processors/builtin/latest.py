@@ -1,4 +1,4 @@
-"""The built-in `latest_by`: of each key the row that comes last by some columns, without a Python loop over rows or
+"""The built-in `latest_by`: per key the row that comes last by some columns, without a Python loop over rows or
 keys."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class LatestBy:
-    """Keeps one row per key and emits it whenever another takes its place.
+    """Keeps one row per key and emits it whenever another row replaces it.
 
-    Spark's order: NaN above every number, texts by their bytes. Null is below everything: it never takes the place of a
-    value, and in an ascending column no value takes its place. Of equal ones the later row in source order wins, so the
-    result does not depend on how the input is split into epochs.
+    Spark's order: NaN above every number, texts by their bytes. Null is below everything: it never replaces a value,
+    and in an ascending column no value replaces it. Among equal rows the later one in source order wins, so the result
+    does not depend on how the input is split into epochs.
 
     Attributes:
         kept: value columns of the state, the order columns first.
-        ascending: of each order column, compared from left to right, whether its smallest value is wanted.
+        ascending: per order column, compared from left to right, whether its smallest value is wanted.
     """
 
     kept: tuple[str, ...]
@@ -42,18 +42,18 @@ class LatestBy:
 
     @property
     def modes(self) -> str:
-        """What cannot change while there is state: which row is kept. Empty for one descending column, of which earlier
-        versions wrote nothing down."""
+        """The settings that cannot change while there is state: the order of rows. Empty for one descending column, for
+        which earlier versions stored no modes."""
         if self.ascending == (False,):
             return ""
         named = (f"{name} {'ascending' if up else 'descending'}" for name, up in zip(self.order, self.ascending))
         return f"by {', '.join(named)}"
 
     def process(self, batch: KeyedBatch) -> pa.Table | None:
-        """The best row of the epoch per key, then against the kept one."""
+        """Choose the best row of the epoch per key, then compare it with the kept one."""
         order = [batch.rows.column(name) for name in self.order]
         best = self._last_greatest(order, batch)
-        # What else a kept row has is not read: it stays, or goes as a whole.
+        # The other columns of a kept row are not read: the row stays or is replaced as a whole.
         found, before = batch.look_up(LATEST, self.order)
         at = pa.array(best)
         wins = ~found | self._not_below([c.take(at) for c in order], before.columns)
@@ -65,22 +65,22 @@ class LatestBy:
         return pa.table([*keys.columns, *winners.columns], names=[*keys.schema.names, *self.kept])
 
     def _last_greatest(self, order: Sequence[pa.Array], batch: KeyedBatch) -> Positions:
-        """Per key the position of the last of its rows with the greatest rank; where that tells nulls from values, a
-        null only where there is nothing else."""
+        """Return per key the position of the last of its rows with the greatest rank; if `valid` tells nulls from
+        values, a null only if the key has no value."""
         ranks, valid = self._ranks(order)
         greatest = np.maximum.reduceat(ranks, batch.starts)
         candidate = ranks == batch.per_row(greatest)
         if valid is not None:
-            # A null's rank may equal a value's: where a key has values, nulls are out.
+            # A null's rank may equal a value's: if a key has values, its nulls are excluded.
             candidate &= valid == batch.per_row(np.logical_or.reduceat(valid, batch.starts))
         positions = np.where(candidate, np.arange(len(ranks)), -1)
         last: Positions = np.maximum.reduceat(positions, batch.starts)
         return last
 
     def _not_below(self, new: Sequence[pa.Array], old: Sequence[pa.Array]) -> Mask:
-        """Row by row, whether a new row takes the place of an old one."""
+        """Return, row by row, whether a new row replaces an old one."""
         count = len(new[0])
-        # The session's time zone; the state's is UTC.
+        # New values are in the session's time zone, the state's in UTC.
         new = [n if n.type == o.type else n.cast(o.type) for n, o in zip(new, old)]
         ranks, valid = self._ranks([pa.concat_arrays([o, n]) for o, n in zip(old, new)])
         above: Mask = ranks[count:] >= ranks[:count]
@@ -91,8 +91,8 @@ class LatestBy:
         return takes_over
 
     def _ranks(self, order: Sequence[pa.Array]) -> tuple[Positions, Mask | None]:
-        """Of rows, of which the greatest is wanted; and of a single descending column where it has a value, if that is
-        not everywhere: ranks of several columns tell nulls from values."""
+        """Return ranks of which the greatest is wanted; and for a single descending column which rows have a value, if
+        not all do: ranks of several columns tell nulls from values."""
         if self.ascending == (False,):
             return ranks_of(order[0])
         return ranks_of_rows(order, self.ascending), None
@@ -106,10 +106,10 @@ def plan_latest(
     uid: str,
     ascending: Sequence[bool] = (False,),
 ) -> LatestBy:
-    """Which columns to keep.
+    """Choose the columns to keep.
 
     Args:
-        columns: what to keep besides the keys and the order columns; none named means all.
+        columns: the columns to keep besides the keys and the order columns; empty means all.
         ascending: see `LatestBy`; one for each order column.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Partial results that are lists: elements of many lists, their group each, and the first so many of a group; pure."""
+"""Partial results that are lists: elements of many lists with their groups, and each group's first ones; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["elements_of", "elements_of_both", "first_of_each"]
 
 
 def elements_of(lists: Sequence[pa.Array], group_of_list: Positions) -> tuple[list[pa.Array], Positions]:
-    """Elements of several columns of lists, row by row of equal lengths, and the group of each element."""
+    """Return the elements of several columns of lists, row by row of equal lengths, and the group of each element."""
     parents = pc.list_parent_indices(lists[0]).to_numpy(zero_copy_only=False)
     return [pc.list_flatten(column) for column in lists], group_of_list[parents]
 
 
 def elements_of_both(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> tuple[list[pa.Array], Positions]:
-    """The same of a row's two lists, which are of one group."""
+    """Do the same for two lists per row, which belong to one group."""
     return elements_of([pa.concat_arrays([o, n]) for o, n in zip(old, new)], np.tile(np.arange(len(new[0])), 2))
 
 
@@ -33,11 +33,11 @@ def first_of_each(
     limit: int,
     fields: Sequence[pa.Field],
 ) -> list[pa.Array]:
-    """Columns of lists, of `count` groups: of each group's elements the first `limit` in the order of `keys`.
+    """Return columns of lists for `count` groups: each group's first `limit` elements in the order of `keys`.
 
     Args:
-        keys: what elements are sorted by, the most important last, as `numpy.lexsort` has it.
-        group: of each element; some may have none.
+        keys: the sort keys of elements, the most important last, as for `numpy.lexsort`.
+        group: the group of each element; a group may have no elements.
         fields: of the results.
     """
     order = np.lexsort((*keys, group))

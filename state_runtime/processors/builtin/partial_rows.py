@@ -1,10 +1,10 @@
-"""Rows that Spark aggregated before the shuffle: what their columns are called, and how they become partial results.
+"""Rows that Spark aggregated before the shuffle: the names of their columns, and their use as partial results.
 
-A *partial row* stands for the rows of one key (in windows: of one key and pane) that one task of Spark had. It has the
-key, in windows an event time of the pane, how many rows it stands for (`ROWS_COLUMN`), and per slot of the operator's
-state one column (`slot_column`). The sum of 64-bit integers is two columns, of their upper and lower halves: neither of
-these can leave the range of long, so a sum fails where it fails for the rows themselves, and only there. Which SQL
-makes them: pipeline/partial_rows.py.
+A *partial row* stands for the rows of one key (in windows: of one key and pane) in one Spark task. It has the key, in
+windows an event time of the pane, the number of rows that it stands for (`ROWS_COLUMN`), and per slot of the operator's
+state one column (`slot_column`). The sum of 64-bit integers has two columns, for their upper and lower halves. Neither
+can leave the range of long, so a sum fails in exactly those cases in which it fails for the rows themselves. The SQL
+that makes them is in pipeline/partial_rows.py.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _INT_MAX = (1 << 31) - 1
 
 
 def slot_column(number: int) -> str:
-    """The column of a slot, by its number among all slots of the operator; with `upper_column` its lower half."""
+    """Return a slot's column, by the slot's number in the operator; with `upper_column`, the lower half's column."""
     return f"{SLOTS}{number}"
 
 
 def upper_column(number: int) -> str:
-    """The sum of the upper halves, where a slot sums 64-bit integers."""
+    """Return the column of the sum of the upper halves, if a slot sums 64-bit integers."""
     return f"{SLOTS}{number}_upper"
 
 
 def are_partial(rows: pa.RecordBatch) -> bool:
-    """Whether rows are partial ones: they say so themselves."""
+    """Return whether rows are partial: they have a column that only partial rows have."""
     return ROWS_COLUMN in rows.schema.names
 
 
 def rows_behind(rows: pa.RecordBatch) -> Positions | None:
-    """Of each partial row how many it stands for; None if rows are not partial."""
+    """Return per partial row the number of rows that it stands for; None if rows are not partial."""
     return rows.column(ROWS_COLUMN).to_numpy(zero_copy_only=False) if are_partial(rows) else None
 
 
 def longs_of_halves(upper: Positions, lower: Positions) -> Positions | None:
-    """Sums from the sums of their halves; None if one of them leaves the range of long."""
+    """Return sums from the sums of their halves; None if one of them leaves the range of long."""
     upper, lower = _carried(upper, lower)
     if bool(np.any((upper > _INT_MAX) | (upper < -_INT_MAX - 1))):
         return None
@@ -62,8 +62,8 @@ def longs_of_halves(upper: Positions, lower: Positions) -> Positions | None:
 
 
 def doubles_of_halves(upper: Positions, lower: Positions) -> npt.NDArray[np.float64]:
-    """The same as doubles, of any size. The sum is exact before it is rounded, as long as its upper half is below
-    2^53."""
+    """Return the same as doubles, of any size. The sum is exact before it is rounded, as long as its upper half is
+    below 2^53."""
     upper, lower = _carried(upper, lower)
     return upper.astype(np.float64) * float(1 << 32) + lower.astype(np.float64)
 

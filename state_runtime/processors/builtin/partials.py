@@ -3,15 +3,15 @@
 A function keeps one or more *slots*, which are value columns of a state. Every function can
 
 - `reduce` the rows of many groups to one partial result each,
-- `merge` two equally long columns of partial results (what the state holds and what the epoch adds),
-- `merge_groups`: partial results of many groups to one each (panes of a window, parts of a session),
-- `finish`: the output column.
+- `merge` two equally long columns of partial results (the state's and the epoch's),
+- `merge_groups`: merge partial results of many groups to one each (panes of a window, parts of a session),
+- `finish`: make the output column.
 
 Some can also `gather` them from rows that Spark aggregated before the shuffle.
 
 Groups are contiguous ranges of rows, so numpy's `reduceat` reduces all groups of a column in one call. Merging is
-associative, and what depends on the order of rows (`first`, `collect`) carries each value's place in the source with it
-(`Groups.order`), so that it does not matter in which order partial results meet.
+associative. Functions that depend on the order of rows (`first`, `collect`) keep each value's place in the source with
+it (`Groups.order`), so partial results may be merged in any order.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ __all__ = [
 
 Combine = Literal["count", "sum", "min", "max"]
 Doubles = npt.NDArray[np.float64]
-# A row's place: epoch in the high bits, as the places of list elements (state/table.py); 2^28 rows a shard and epoch.
+# A row's place: epoch in the high bits, like the places of list elements (state/table.py); 2^28 rows a shard and epoch.
 ORDER_BITS = 28
 
 
 def order_of(epoch: int, sequence: Positions, first: int = 0) -> Positions:
-    """Of each row its place among all rows of its key, over all epochs.
+    """Return each row's place among all rows of its key, over all epochs.
 
     Args:
-        epoch: that read the rows.
-        first: place of the first of them in that epoch.
+        epoch: the epoch that read the rows.
+        first: place of the first row in that epoch.
     """
     ranks = np.empty(len(sequence), dtype=np.int64)
     ranks[np.argsort(sequence, kind="stable")] = np.arange(len(sequence))
@@ -72,7 +72,7 @@ def order_of(epoch: int, sequence: Positions, first: int = 0) -> Positions:
 
 
 def order_given(order: Positions | None, name: str) -> Positions:
-    """The order of rows for an aggregate function that needs it."""
+    """Return the order of rows for an aggregate function that needs it."""
     if order is None:
         raise InvalidData(f"aggregate {name!r} needs the order of the rows")
     return order
@@ -80,11 +80,11 @@ def order_given(order: Positions | None, name: str) -> Positions:
 
 @dataclass(frozen=True)
 class Groups:
-    """Contiguous groups of rows; none is empty.
+    """Contiguous groups of rows; no group is empty.
 
     Attributes:
         starts: position of each group's first row, ascending from 0.
-        rows: how many rows there are.
+        rows: number of all rows.
     """
 
     starts: Positions
@@ -92,7 +92,7 @@ class Groups:
 
     @staticmethod
     def of(first: Mask) -> Groups:
-        """From a mask of the rows that begin a group."""
+        """Make groups from a mask of the rows that begin a group."""
         return Groups(np.flatnonzero(first), len(first))
 
     @property
@@ -120,7 +120,7 @@ class PartialFunction(Protocol):
         slots: its columns in the state.
         columns: of the input; none for counting rows.
         output: type of the result.
-        ordered: whether `reduce` looks at `order`.
+        ordered: whether `reduce` uses `order`.
     """
 
     @property
@@ -136,19 +136,19 @@ class PartialFunction(Protocol):
     def ordered(self) -> bool: ...
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        """Partial results of rows, one per group."""
+        """Return partial results of rows, one per group."""
         ...
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        """Two partial results per row; all of `old` is null where there is none."""
+        """Merge two partial results per row; all of `old` is null where the state has no row."""
         ...
 
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
-        """Many partial results per group."""
+        """Merge many partial results per group."""
         ...
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
-        """The result."""
+        """Return the result."""
         ...
 
 
@@ -179,7 +179,7 @@ class Scalar:
         return [reduce_column(c, f.type, values, groups, self.uid) for f, c in zip(self.slots, self.combines)]
 
     def gather(self, rows: pa.RecordBatch, groups: Groups, first_slot: int) -> list[pa.Array]:
-        """The same of partial rows (processors/builtin/partial_rows.py).
+        """Do the same as `reduce` for partial rows (processors/builtin/partial_rows.py).
 
         Args:
             first_slot: number of the function's first slot among those of the operator.
@@ -223,7 +223,7 @@ class Scalar:
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
         if self.combines == ("count",):
-            return pc.fill_null(slots[0], 0)  # null in rows that were stored before there was this count
+            return pc.fill_null(slots[0], 0)  # null in rows that were stored before this count was added
         if not self.divide:
             return slots[0]
         return pc.divide(slots[0], pc.if_else(pc.equal(slots[1], 0), None, slots[1]).cast(pa.float64()))
@@ -255,7 +255,7 @@ def reduce_column(how: Combine, data_type: pa.DataType, values: pa.Array | None,
     else:
         if valid is not None:
             numbers = np.where(valid, numbers, _neutral(how, numbers.dtype))
-        # Spark orders NaN above every number: a maximum keeps NaN, a minimum passes it over.
+        # Spark orders NaN above every number: a maximum keeps NaN, a minimum skips it.
         ufunc = np.maximum if how == "max" else (np.fmin if numbers.dtype.kind == "f" else np.minimum)
         reduced = ufunc.reduceat(numbers, groups.starts)
         if how == "min" and valid is not None and numbers.dtype.kind == "f":
@@ -264,8 +264,8 @@ def reduce_column(how: Combine, data_type: pa.DataType, values: pa.Array | None,
 
 
 def _sum_of_integers_as_doubles(numbers: Positions, groups: Groups) -> Doubles:
-    """Exact sums, rounded once: so it does not matter which rows were added up before the shuffle, and in which
-    order."""
+    """Return exact sums, rounded once: so the result does not depend on which rows were added up before the shuffle,
+    nor on their order."""
     if _fit_a_long(numbers, groups):
         return np.add.reduceat(numbers, groups.starts).astype(np.float64)
     upper = np.add.reduceat(numbers >> 32, groups.starts)
@@ -273,7 +273,7 @@ def _sum_of_integers_as_doubles(numbers: Positions, groups: Groups) -> Doubles:
 
 
 def _fit_a_long(numbers: Any, groups: Groups) -> bool:
-    """Whether no sum of a group's integers can leave the range of long."""
+    """Return whether no sum of a group's integers can leave the range of long."""
     largest = max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
     return largest * int(groups.sizes.max(initial=0)) < 1 << 63
 
@@ -284,7 +284,7 @@ def _zeros_for_nulls(column: pa.Array) -> Positions:
 
 
 def _nan_where_only_nan(reduced: Any, values: pa.Array, groups: Groups, counts: Any) -> Any:
-    """Groups of nulls and NaN only: the stand-in for null (infinity) must not win over NaN."""
+    """Correct groups with nulls and NaN only: infinity, which replaces null, must not win over NaN."""
     nan = pc.fill_null(pc.is_nan(values), False).to_numpy(zero_copy_only=False)
     only_nan = np.add.reduceat(nan.astype(np.int64), groups.starts) == counts
     return np.where(only_nan & (counts > 0), np.nan, reduced)
@@ -297,7 +297,8 @@ def _neutral(how: Combine, dtype: Any) -> Any:
 
 
 def _check_overflow(numbers: Any, groups: Groups, reduced: Any, uid: str) -> None:
-    """int64 wraps silently in numpy; a float sum tells whether it can have, where that is possible at all."""
+    """Raise an error if a sum of int64 has wrapped, which numpy does silently. The check by a float sum is skipped if
+    no sum can wrap."""
     if _fit_a_long(numbers, groups):
         return
     rough = np.add.reduceat(numbers.astype(np.float64), groups.starts)
@@ -312,7 +313,7 @@ def _overflow(uid: str) -> InvalidData:
 
 
 def _reduce_in_arrow(how: Combine, data_type: pa.DataType, groups: Groups, values: pa.Array, uid: str) -> pa.Array:
-    """Strings, dates, timestamps, decimals, …: Arrow's hash aggregation over the group number."""
+    """Reduce strings, dates, timestamps, decimals, … with Arrow's hash aggregation over the group number."""
     if how == "sum":
         # Arrow's decimals wrap around at 38 digits; twice the width holds any sum, and the cast back is checked.
         values = values.cast(pa.decimal256(76, data_type.scale))
@@ -327,7 +328,7 @@ def _reduce_in_arrow(how: Combine, data_type: pa.DataType, groups: Groups, value
 
 
 def as_type(column: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """In the state's type: Spark hands timestamps over in the session's time zone, stored ones are in UTC."""
+    """Cast to the state's type: Spark delivers timestamps in the session's time zone, stored ones are in UTC."""
     return column if column.type == data_type else column.cast(data_type)
 
 
@@ -337,7 +338,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _combine(how: Combine, old: pa.Array, new: pa.Array, uid: str) -> pa.Array:
-    """The state's value and the epoch's, one per key; a null side leaves the other."""
+    """Combine the state's value and the epoch's, one per key; if one side is null, the other is taken."""
     if how in ("count", "sum"):
         try:
             if pa.types.is_decimal(new.type):
@@ -430,7 +431,7 @@ class Moments:
 
 
 def _moments(counts: Positions, means: Doubles, m2s: Doubles, groups: Groups) -> tuple[Positions, Doubles, Doubles]:
-    """Two passes, mean first: squares of distances lose no digits to the size of the values."""
+    """Compute in two passes, mean first: squares of distances lose no digits, however large the values are."""
     total = np.add.reduceat(counts, groups.starts)
     with np.errstate(invalid="ignore", over="ignore"):
         weighted = np.where(counts > 0, counts * means, 0.0)
@@ -445,7 +446,7 @@ def _moments(counts: Positions, means: Doubles, m2s: Doubles, groups: Groups) ->
 
 @dataclass(frozen=True)
 class Chosen:
-    """The first or last value by source order; `<name>.at` is its place, null where there was no row yet."""
+    """The first or last value by source order; `<name>.at` is its place, null if no row was seen yet."""
 
     name: str
     column: str
@@ -493,7 +494,7 @@ class Chosen:
 
     def _choose(self, values: pa.Array, places: Positions, groups: Groups) -> list[pa.Array]:
         best = (np.maximum if self.latest else np.minimum).reduceat(places, groups.starts)
-        # Places differ, except those of rows that are not there: of several the first is as good as any.
+        # Places differ, except those of missing rows: any of these will do, so the first is taken.
         hits = np.flatnonzero(places == best[groups.group_of_row])
         first = np.searchsorted(hits, groups.starts)
         none = best == self._nothing

@@ -1,9 +1,9 @@
 """Partial aggregates over many overlapping ranges of rows: panes into sliding windows; pure and vectorised.
 
 Numbers are not added up range by range. Counts and sums of integers are differences of running totals; minima and
-maxima of any range are those of two stretches of 2^k rows that cover it; sums of floats put a range together from such
-stretches, one per bit of its length, because a difference of running totals would lose digits. So a range costs the
-logarithm of its length. Everything else (strings, decimals, first and last, collections, …) is merged row by row.
+maxima of a range are those of two stretches of 2^k rows that cover it; sums of floats combine such stretches, one per
+bit of the range's length, because a difference of running totals would lose digits. So a range costs the logarithm of
+its length. All other slots (strings, decimals, first and last, collections, …) are merged row by row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ranges = Callable[[Positions, Positions], list[pa.Array]]
 
 
 def reduce_ranges(plan: AggregatePlan, slots: Sequence[pa.Array]) -> Callable[[Positions, Positions], list[pa.Array]]:
-    """A function from ranges (first row, row after the last; none empty) to the slots of each, one row per range."""
+    """Return a function from ranges (first row, row after the last; not empty) to one row of slots per range."""
     parts = [
         _numbers(function, part) if _is_numeric(function) else _rows(function, part)
         for function, part in plan.split(slots)
@@ -65,7 +65,7 @@ def _rows(function: PartialFunction, slots: Sequence[pa.Array]) -> Ranges:
 
 
 def _pairs(low: Positions, high: Positions) -> Iterator[tuple[Positions, Groups]]:
-    """The rows of the ranges one after the other, so many at a time."""
+    """Yield the rows of the ranges one after the other, about `_PAIRS_MAX` at a time."""
     stops = np.cumsum(high - low)
     at = 0
     while at < len(low):
@@ -80,7 +80,7 @@ def _pairs(low: Positions, high: Positions) -> Iterator[tuple[Positions, Groups]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of numbers with nulls out of the way; `valid` counts the values before each row, None if all are."""
+    """A column of numbers without its nulls; `valid` counts the values before each row, None if there are no nulls."""
 
     combine: Combine
     type: pa.DataType
@@ -98,7 +98,7 @@ class _Column:
             if combine == "sum":
                 neutral: Any = 0
             elif floating:
-                # Spark orders NaN above every number, so it is what a minimum starts from; fmin passes it over.
+                # Spark orders NaN above every number, so a minimum starts from NaN, which fmin skips.
                 neutral = -np.inf if combine == "max" else np.nan
             else:
                 limits = np.iinfo(values.type.to_pandas_dtype())
@@ -118,7 +118,7 @@ class _Column:
         return pa.array(reduced, type=self.type, mask=mask)
 
     def _total(self, low: Positions, high: Positions) -> Any:
-        """Running totals may wrap around; their difference is right where it fits, and that is checked."""
+        """Subtract running totals. They may wrap around; the result is right if it fits a long, which is checked."""
         totals = np.concatenate(([0], np.cumsum(self.numbers, dtype=np.int64)))
         result = totals[high] - totals[low]
         rows = int((high - low).max(initial=1))
@@ -136,7 +136,7 @@ class _Column:
 
     @staticmethod
     def _doubling(stretch: Any, low: Positions, high: Positions) -> Any:
-        """Sums; `stretch[i]` is the sum of the 2^level rows from i on."""
+        """Return sums of ranges; `stretch[i]` is the sum of the 2^level rows from i on."""
         at, lengths = low.copy(), high - low
         result = np.zeros(len(low))
         width = 1

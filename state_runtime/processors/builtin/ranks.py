@@ -15,13 +15,13 @@ __all__ = ["has_order", "ranks_of", "ranks_of_rows"]
 
 
 def has_order(data_type: pa.DataType) -> bool:
-    """Whether `ranks_of` takes a type: everything but structs, arrays, maps, void and intervals of months."""
+    """Return whether `ranks_of` takes a type: all but structs, arrays, maps, void and intervals of months."""
     types = pa.types
     return not (types.is_nested(data_type) or types.is_null(data_type) or types.is_interval(data_type))
 
 
 def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
-    """Integers in the order of the values, and where there is a value (None: everywhere). A null's rank is the lowest
+    """Return integers in the order of the values, and which rows have a value (None: all). A null's rank is the lowest
     integer."""
     valid: Mask | None = None
     if column.null_count:
@@ -31,7 +31,7 @@ def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
         ranks = _ranks_of_floats(pc.fill_null(column.cast(pa.float64()), 0).to_numpy(zero_copy_only=False))
     elif types.is_integer(column.type) or types.is_boolean(column.type) or types.is_temporal(column.type):
         if types.is_date32(column.type):
-            column = column.cast(pa.int32())  # Arrow has no way from days to long at once
+            column = column.cast(pa.int32())  # Arrow has no direct cast from days to long
         ranks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     else:
         ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense").to_numpy(zero_copy_only=False)
@@ -42,16 +42,16 @@ def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
 
 
 def ranks_of_rows(columns: Sequence[pa.Array], ascending: Sequence[bool]) -> Positions:
-    """Integers in the order of rows by several columns from left to right, null below everything; equal rows have equal
-    ranks.
+    """Return integers in the order of rows by several columns from left to right, null below everything; equal rows
+    have equal ranks.
 
     Args:
-        ascending: of each column whether a smaller value makes a higher rank: then null makes the highest.
+        ascending: per column whether a smaller value makes a higher rank: then null makes the highest.
     """
     parts: list[Any] = []
     for column, up in zip(columns, ascending, strict=True):
         ranks, valid = ranks_of(column)
-        # The complement turns the order around and, unlike the negative, always fits.
+        # The complement reverses the order and, unlike the negative, never overflows.
         found = [ranks] if valid is None else [valid, ranks]
         parts += [~part for part in found] if up else found
     if len(parts) == 1:
@@ -68,7 +68,7 @@ def ranks_of_rows(columns: Sequence[pa.Array], ascending: Sequence[bool]) -> Pos
 
 
 def _ranks_of_floats(numbers: Any) -> Any:
-    """Bits of a double as an integer of the same order: of negative ones all but the sign is turned around."""
+    """Return a double's bits as an integer of the same order: for negatives all bits but the sign are inverted."""
     plain = np.where(np.isnan(numbers), np.nan, numbers + 0.0)  # one NaN, above infinity; one zero
     bits = plain.view(np.int64)
     return bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))

@@ -1,14 +1,14 @@
 """Session windows: Spark's `session_window`, merged for all keys of a shard at once.
 
 A row at time t opens the session [t, t + gap); sessions of a key that overlap or touch are one. The state has the open
-sessions, each under its start. An epoch sorts its rows by (key, time) and cuts them where the gap is longer, puts the
-result among the stored sessions of the same keys and cuts again where a session starts after the highest end so far. A
-stored session that became part of an earlier one leaves a tombstone.
+sessions, each under its start. An epoch sorts its rows by (key, time) and cuts them where the gap is longer. It puts
+the result among the stored sessions of the same keys and cuts again where a session starts after the highest end so
+far. A stored session that became part of an earlier one leaves a tombstone.
 
-A session closes when the watermark has reached its end plus the allowed lateness. As in Spark a row is late by itself,
-whatever it could be merged with: if the watermark of the epoch before reached t + gap. In append mode each session is
-emitted once, when it closes. In update mode (which Spark does not have for sessions) an epoch emits each session that
-it changed, in its new extent; nothing takes back what was emitted of its parts.
+A session closes when the watermark has reached its end plus the allowed lateness. As in Spark a row is late on its own
+account, even if it could be merged: if the watermark of the epoch before reached t + gap. In append mode each session
+is emitted once, when it closes. In update mode (which Spark does not have for sessions) an epoch emits each session
+that it changed, in its new extent; emitted rows of its former parts are not retracted.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _TIME = pa.timestamp("us", "UTC")
 
 
 def session_values(plan: AggregatePlan) -> pa.Schema:
-    """Value columns of the state: the end, and the aggregates' slots."""
+    """Return the value columns of the state: the end, and the aggregates' slots."""
     return pa.schema([pa.field("window.end", _TIME), *plan.slots])
 
 
 @dataclass(frozen=True)
 class SessionOperator(WokenWhenDue):
-    """Aggregates per key and session; attributes as those of `WindowOperator`."""
+    """Aggregates per key and session; for the attributes see `WindowOperator`."""
 
     uid: str
     key_columns: tuple[str, ...]
@@ -84,7 +84,7 @@ class SessionOperator(WokenWhenDue):
         return {STATE: self._schema}
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         state = StateEntry(STATE, "rows", self.state_ddl, time="due")
         modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
         return OperatorEntry(self.uid, "sessions", self.key_ddl, (state,), modes, functions=dict(self.plan.texts))
@@ -102,7 +102,7 @@ class SessionOperator(WokenWhenDue):
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Cut rows into sessions, merge them with the stored ones, emit, remove what has closed."""
+        """Cut rows into sessions, merge them with the stored ones, emit, remove closed ones."""
         return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
 
     def _run(
@@ -116,7 +116,7 @@ class SessionOperator(WokenWhenDue):
             changed, used, used_group = self._merge(rows, new, group, reader)
             merged_away = used.only(self._no_longer(used, used_group, changed, rows))
             if len(expired):
-                # A session that took part in this epoch is handled with what became of it.
+                # A session that was merged in this epoch is processed with the merged session.
                 key = members(expired, rows.hashes, rows.keys, self.key_schema)
                 expired = expired.only(~contained(key, expired.at, used_group, used.at))
         closing = changed.due <= clock.watermark_ms
@@ -138,11 +138,11 @@ class SessionOperator(WokenWhenDue):
         return Part.of(self._schema.empty(), self._schema)
 
     def _due_ms(self, ends: Positions) -> Positions:
-        """The first watermark that closes a session."""
+        """Return the first watermark that closes a session."""
         return -(-(ends + self.lateness_us) // 1000)
 
     def _cut_rows(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> tuple[Part, Positions]:
-        """Sessions of the epoch's rows alone, sorted by (key, start), and of each the number of its key."""
+        """Return sessions of the epoch's rows alone, sorted by (key, start), and per session the number of its key."""
         if rows.groups == 0:
             return self._none, np.zeros(0, dtype=np.int64)
         times, keep = event_times(rows.rows, self.time_column)
@@ -182,8 +182,8 @@ class SessionOperator(WokenWhenDue):
     def _merge(
         self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
     ) -> tuple[Part, Part, Positions]:
-        """The changed sessions; the stored ones that went into them, sorted by (key, start), with the numbers of their
-        keys."""
+        """Return the changed sessions; the stored ones that were merged into them, sorted by (key, start), with the
+        numbers of their keys."""
         touched = np.unique(group)
         at = pa.array(touched)
         batch, offsets = reader.read_entries(STATE, rows.hashes[touched], [k.take(at) for k in rows.keys])
@@ -205,7 +205,7 @@ class SessionOperator(WokenWhenDue):
         slots = self.plan.merge_groups(both.slots[1:], groups)
         ends = np.maximum.reduceat(ends, groups.starts)
         merged = self._sessions(rows, both_group[groups.starts], both.at[groups.starts], ends, slots)
-        # A stored session that starts a merged one is overwritten; it may come second after a new one of the same
+        # A stored session with the start of a merged one is overwritten; it may come after a new one of the same
         # start.
         same_start = both.stored & (both.at == both.at[groups.starts][groups.group_of_row])
         overwritten = np.logical_or.reduceat(same_start, groups.starts)
@@ -216,7 +216,7 @@ class SessionOperator(WokenWhenDue):
         return merged, both.take(used), both_group[used]
 
     def _no_longer(self, used: Part, used_group: Positions, changed: Part, rows: GroupedRows) -> Mask:
-        """Which of the stored sessions that were merged are not the start of the merged one."""
+        """Return which of the stored sessions that were merged are not the start of the merged one."""
         key = members(changed, rows.hashes, rows.keys, self.key_schema)
         return ~contained(used_group, used.at, key, changed.at)
 

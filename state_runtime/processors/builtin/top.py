@@ -1,7 +1,7 @@
-"""The rows with the greatest or smallest values of a column, so many of each group: SQL's `ROW_NUMBER() … <= n`; pure.
+"""The `n` rows of each group with the greatest or smallest values of a column: SQL's `ROW_NUMBER() … <= n`; pure.
 
-The state keeps what each was chosen by and its place in the source, as `max_by` does (extremes.py), so that panes of a
-window, parts of a session and epochs may meet in any order.
+The state keeps each row's `by` and its place in the source, as `max_by` does (extremes.py), so that panes of a window,
+parts of a session and epochs may be merged in any order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Top"]
 
 @dataclass(frozen=True)
 class Top:
-    """Values of the `n` rows with the greatest, or smallest, `by`: the first is what `max_by`, or `min_by`, gives.
+    """Values of the `n` rows with the greatest, or smallest, `by`; the first is that of `max_by`, or `min_by`.
 
-    Rows whose `by` is null do not count; a value may be null. Of rows with equal `by` the later one in source order
-    comes first. `<name>.by` and `<name>.at` are what each value was chosen by and its place.
+    Rows whose `by` is null do not count; a value may be null. Among rows with equal `by` the later one in source order
+    comes first. `<name>.by` and `<name>.at` hold each value's `by` and its place.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Top:
         return slots[0]
 
     def _lists(self, columns: Sequence[pa.Array], group: Positions, count: int) -> list[pa.Array]:
-        """Of values, what they are chosen by and their places, each group's first `n`."""
+        """Return each group's first `n` values, with their `by` and their places."""
         ranks, _ = ranks_of(columns[1])
         places = columns[2].to_numpy(zero_copy_only=False)
-        # The complement turns an order around and, unlike the negative, always fits.
+        # The complement reverses an order and, unlike the negative, never overflows.
         keys = [~places, ~ranks if self.greatest else ranks]
         return first_of_each(columns, keys, group, count=count, limit=self.n, fields=self.slots)

@@ -1,7 +1,7 @@
-"""Rows of windows in a state, in columns: what tumbling, sliding and session windows do with them; pure and vectorised.
+"""Rows of window states in columns, and the operations of tumbling, sliding and session windows; pure and vectorised.
 
-The state has the entries layout: `entry` is a start in microseconds, `due` the watermark in milliseconds at which
-something must be done about the row.
+The state has the entries layout: `entry` is a start in microseconds, `due` the watermark in milliseconds at which the
+row must be processed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Part:
     """Rows of a window state in columns, as they are read, merged and written.
 
     Attributes:
-        hashes, keys: of each row its key.
+        hashes, keys: the key of each row.
         at: its place in time: `entry` as a number.
         slots: the value columns.
         due: milliseconds.
@@ -75,7 +75,7 @@ class Part:
 
     @staticmethod
     def of(batch: pa.RecordBatch, schema: StateSchema) -> Part:
-        """Rows as the state has them."""
+        """Make a part of rows as the state has them."""
         return Part(
             hashes=hashes_of(batch),
             keys=schema.keys_of(batch),
@@ -97,11 +97,11 @@ class Part:
         )
 
     def only(self, keep: Mask) -> Part:
-        """The rows that a mask keeps; itself if that is all."""
+        """Return the rows that a mask keeps; self if it keeps all."""
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
 
     def and_(self, other: Part) -> Part:
-        """The rows of both, one after the other."""
+        """Return the rows of both, one after the other."""
         if len(other) == 0:
             return self
         if len(self) == 0:
@@ -117,7 +117,7 @@ class Part:
 
 
 def grouped_by_key(part: Part) -> tuple[Part, Positions]:
-    """Rows sorted by (key, at), and of each the number of its key."""
+    """Return the rows sorted by (key, at), and per row the number of its key."""
     hashes, at = part.hashes, part.at
     ordered = (hashes[:-1] < hashes[1:]) | ((hashes[:-1] == hashes[1:]) & (at[:-1] <= at[1:]))
     if not bool(ordered.all()):
@@ -130,7 +130,7 @@ def grouped_by_key(part: Part) -> tuple[Part, Positions]:
 
 
 def members(part: Part, hashes: Hashes, keys: Sequence[pa.Array], key_schema: pa.Schema) -> Positions:
-    """Of each row of `part` the position of its key among sorted keys, -1 where it is none of them."""
+    """Return per row of `part` the position of its key among sorted keys, -1 if its key is not among them."""
     order = np.argsort(part.hashes, kind="stable")
     index = StateSchema(key_schema, pa.schema([]))
     found = np.empty(len(part), dtype=np.int64)
@@ -142,7 +142,7 @@ def members(part: Part, hashes: Hashes, keys: Sequence[pa.Array], key_schema: pa
 
 
 def assemble(schema: StateSchema, written: Part, removed: Part) -> pa.RecordBatch:
-    """What an epoch changes: rows with their values, and tombstones."""
+    """Return the changes of an epoch: rows with their values, and tombstones."""
     gone = np.zeros(len(written) + len(removed), dtype=np.bool_)
     gone[len(written) :] = True
     nothing = Part(
@@ -166,7 +166,7 @@ def assemble(schema: StateSchema, written: Part, removed: Part) -> pa.RecordBatc
 
 
 def event_times(rows: pa.RecordBatch, column: str) -> tuple[Positions, Mask | None]:
-    """Microseconds, and which rows have a time (None: all)."""
+    """Return microseconds, and which rows have a time (None: all)."""
     times = rows.column(column)
     valid = None if times.null_count == 0 else times.is_valid().to_numpy(zero_copy_only=False)
     numbers = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
@@ -176,7 +176,7 @@ def event_times(rows: pa.RecordBatch, column: str) -> tuple[Positions, Mask | No
 
 
 def _pack(group: Positions, at: Positions) -> tuple[Positions, int, int] | None:
-    """(group, at) as one number of the same order: `group * span + at - base`; None if 62 bits do not hold it."""
+    """Return (group, at) as one number of the same order: `group * span + at - base`; None if it needs over 62 bits."""
     if len(at) == 0:
         return at, 1, 0
     base = int(at.min())
@@ -187,15 +187,15 @@ def _pack(group: Positions, at: Positions) -> tuple[Positions, int, int] | None:
 
 
 def window_column(starts_us: Positions, ends_us: Positions) -> pa.Array:
-    """The output column `window`."""
+    """Return the output column `window`."""
     return pa.StructArray.from_arrays(
         [pa.array(starts_us).cast(_TIME), pa.array(ends_us).cast(_TIME)], fields=list(WINDOW_TYPE)
     )
 
 
 def union_of_intervals(group: Positions, first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """The numbers in intervals [first, last] of groups, each once; rows in order of (group, first) and of (group,
-    last)."""
+    """Return the numbers in intervals [first, last] of groups, each once; rows are in order of (group, first) and of
+    (group, last)."""
     start = first.copy()
     follows = np.flatnonzero(group[1:] == group[:-1]) + 1
     start[follows] = np.maximum(first[follows], last[follows - 1] + 1)
@@ -205,7 +205,7 @@ def union_of_intervals(group: Positions, first: Positions, last: Positions) -> t
 
 
 def order_by(group: Positions, at: Positions) -> Positions:
-    """The stable order by (group, at)."""
+    """Return the stable order by (group, at)."""
     if len(at):
         base, span = int(at.min()), int(at.max()) - int(at.min()) + 1
         if (int(group.max()) + 1) * span < 1 << 62:
@@ -215,7 +215,7 @@ def order_by(group: Positions, at: Positions) -> Positions:
 
 
 def search(group: Positions, at: Positions, owner: Positions, wanted: Positions) -> Positions:
-    """Of each (owner, wanted) the number of rows before it; rows sorted by (group, at)."""
+    """Return per (owner, wanted) the number of rows before it; rows are sorted by (group, at)."""
     packed = _pack(group, at)
     if packed is None:
         # Too far apart for one number: replace times by their ranks.
@@ -230,7 +230,7 @@ def search(group: Positions, at: Positions, owner: Positions, wanted: Positions)
 
 
 def contained(key: Positions, at: Positions, group: Positions, among: Positions) -> Mask:
-    """Which pairs (key, at) are among the pairs (group, among), which are sorted; key -1 is in none."""
+    """Return which pairs (key, at) are among the pairs (group, among), which are sorted; key -1 never is."""
     there = np.zeros(len(key), dtype=np.bool_)
     some = np.flatnonzero(key >= 0)
     position = search(group, among, key[some], at[some])
@@ -241,7 +241,7 @@ def contained(key: Positions, at: Positions, group: Positions, among: Positions)
 
 
 def running_max(group: Positions, values: Positions) -> Positions:
-    """Of each row the highest value so far in its group; groups are numbered upwards from 0 and contiguous."""
+    """Return per row the highest value so far in its group; groups are numbered upwards from 0 and contiguous."""
     if len(values) == 0:
         return values
     base, span = int(values.min()), int(values.max()) - int(values.min()) + 1

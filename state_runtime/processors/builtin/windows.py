@@ -2,24 +2,24 @@
 
 The state keeps *panes*, not windows: the stretches of time between two neighbouring borders of windows. A row is in one
 pane, a pane in up to size/slide windows, and a window is a range of panes. So an epoch writes each touched (key, pane)
-once, where one row per (key, window) would be size/slide times as much. A tumbling window is its one pane.
+once; one row per (key, window) would be size/slide times as much. A tumbling window is its one pane.
 
 Panes are numbered. With `per_slide` panes between two starts of windows (two if the slide does not divide the size,
-else one), window number w begins `start + w·slide` and holds the panes w·per_slide … w·per_slide + length - 1.
+else one), window number w begins at `start + w·slide` and holds the panes w·per_slide … w·per_slide + length - 1.
 
-Time, in Spark's terms. A window *closes* when the watermark has reached its end plus the allowed lateness. Rows count
-for those of their windows that the watermark of the epoch before had not closed; the others are late, and `late_rows`
-counts every pair of a row and a window that it came too late for. In update mode an epoch emits each window that it
-changed; closed ones disappear silently. In append mode it emits each window once, when it closes.
+Time, in Spark's terms. A window *closes* when the watermark has reached its end plus the allowed lateness. A row counts
+for those of its windows that the watermark of the epoch before had not closed. For the others it is late, and
+`late_rows` counts every pair of a row and a window that it came too late for. In update mode an epoch emits each window
+that it changed; closed ones disappear silently. In append mode it emits each window once, when it closes.
 
-A pane is due (`due`, ms) when its last window closes and it is removed: a time that never moves, so a pane is written
-for its rows and removed, and no more. In append mode windows that close in an epoch end with panes that are due later,
-so the panes due within a window's size are read as well; and a shard is woken at every close that a pane of it has a
-window for. The watermark has milliseconds, windows have microseconds; a close is rounded up to the next millisecond,
-which is the first watermark that reaches it.
+A pane is due (`due`, ms) when its last window closes; then it is removed. This time never moves, so a pane is only
+written for its rows and for its removal. In append mode a closing window may end with panes that are due later, so the
+panes due within a window's size are read as well. A shard is woken at every close of a window that holds one of its
+panes. The watermark has milliseconds, windows have microseconds; a close is rounded up to the next millisecond, which
+is the first watermark that reaches it.
 
 Earlier versions of this code moved `due` in append mode, to the next close of a window that begins with the pane. Such
-a pane is due early; it gets its proper time then.
+a pane is due early; then it gets its proper time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = ["STATE", "WindowOperator", "plan_windows"]
 Numbers = TypeVar("Numbers", int, Positions)
 
 STATE = "windows"
-# Windows emitted at a time: bounds what is held of the output, and of the pairs of windows and panes behind it.
+# Windows emitted at a time: bounds the memory of the output, and of the pairs of windows and panes for it.
 _WINDOWS_PER_BATCH = 1 << 18
 
 
@@ -80,8 +80,8 @@ class WindowOperator:
     Attributes:
         state_ddl: DDL of the slots.
         time_column: event time.
-        mode: what is emitted.
-        lateness_us: how much longer than Spark a window stays open.
+        mode: the output mode.
+        lateness_us: how much longer than in Spark a window stays open.
     """
 
     uid: str
@@ -109,7 +109,7 @@ class WindowOperator:
         return {STATE: self._schema}
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator. Its panes mean nothing to windows of another shape."""
+        """Return the operator's description for manifests. Its panes are useless for windows of another shape."""
         state = StateEntry(STATE, "rows", self.state_ddl, time="due")
         modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
         if self.mode == "append" and self._length > 1:
@@ -129,7 +129,7 @@ class WindowOperator:
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Assign rows to panes, merge them with the stored ones, emit windows, remove what has closed."""
+        """Assign rows to panes, merge them with the stored ones, emit windows, remove closed panes."""
         return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
 
     def _run(
@@ -139,7 +139,7 @@ class WindowOperator:
         new, group = self._panes(rows, clock, result)
         stored = self._due(reader, clock, result) if due else self._part(self._schema.empty())
         if len(stored) and len(new):
-            # A touched pane is handled with what the epoch adds to it.
+            # A touched pane is processed with the epoch's rows for it.
             key = members(stored, rows.hashes, rows.keys, self.key_schema)
             stored = stored.only(~contained(key, stored.at, group, new.at))
         if self.mode == "update" and self._length > 1 and len(new):
@@ -164,11 +164,11 @@ class WindowOperator:
         yield from outputs
 
     def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
-        """In append mode a pane has windows that close before it is due."""
+        """Return the wake time: in append mode a pane has windows that close before it is due."""
         if self.mode == "update":
             return due_ms
-        windows = -(-self.window.size_us // self.window.slide_us)  # that hold a pane, at most
-        # The pane's last window closes in the millisecond before `due_ms`; others may do so, too.
+        windows = -(-self.window.size_us // self.window.slide_us)  # maximum number of windows that hold a pane
+        # The pane's last window closes in the millisecond before `due_ms`; other windows may do so, too.
         earliest = self._last_closed(due_ms - 1) + 1 - (windows - 1)
         return self._closes_ms(max(earliest, self._last_closed(clock.watermark_ms) + 1))
 
@@ -180,7 +180,7 @@ class WindowOperator:
 
     @cached_property
     def _length(self) -> int:
-        """Panes of a window."""
+        """Number of panes of a window."""
         whole = self.window.size_us // self.window.slide_us
         return whole if self._per_slide == 1 else 2 * whole + 1
 
@@ -203,7 +203,7 @@ class WindowOperator:
         return windows * self.window.slide_us + self.window.start_us
 
     def _first_window(self, panes: Positions) -> Positions:
-        """Number of the first window that holds a pane."""
+        """Return the number of the first window that holds a pane."""
         if self._per_slide == 1:
             return panes - (self._length - 1)
         return (panes - self._length + 2) >> 1
@@ -212,11 +212,11 @@ class WindowOperator:
         return panes if self._per_slide == 1 else panes >> 1
 
     def _closes_ms(self, windows: Numbers) -> Numbers:
-        """The first watermark that closes a window."""
+        """Return the first watermark that closes a window."""
         return -(-(self._start_of_window(windows) + self.window.size_us + self.lateness_us) // 1000)
 
     def _last_closed(self, watermark_ms: int) -> int:
-        """Number of the last window that a watermark has closed."""
+        """Return the number of the last window that a watermark has closed."""
         end = self.window.size_us + self.lateness_us + self.window.start_us
         return (watermark_ms * 1000 - end) // self.window.slide_us
 
@@ -227,7 +227,7 @@ class WindowOperator:
     # Steps.
 
     def _panes(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> tuple[Part, Positions]:
-        """The epoch's rows by (key, pane), in that order, and of each pane the number of its key; late rows are
+        """Return the epoch's rows by (key, pane), in that order, and per pane the number of its key; late rows are
         dropped."""
         if rows.groups == 0:
             return self._part(self._schema.empty()), np.zeros(0, dtype=np.int64)
@@ -279,7 +279,7 @@ class WindowOperator:
         return [pa.nulls(0, slot.type) for slot in self.plan.slots]
 
     def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
-        """The stored panes of all windows that close: in append mode also those that are due later."""
+        """Return the stored panes of all windows that close: in append mode also those that are due later."""
         result.due_taken[STATE] = through_ms = clock.watermark_ms
         closed = self._last_closed(clock.watermark_ms)
         if self.mode == "append" and closed > self._last_closed(clock.late_watermark_ms):
@@ -288,7 +288,7 @@ class WindowOperator:
         return self._part(reader.due(STATE, through_ms))
 
     def _removed_or_early(self, due: Part, clock: EpochClock) -> tuple[Part, Part]:
-        """Of stored panes those whose last window has closed, and those that are due although it has not, with their
+        """Split due panes into those whose last window has closed, and those whose last window has not, with their
         proper time."""
         due = due.only(self._passed(due.due, clock))
         due = replace(due, due=self._closes_ms(self._last_window(due.at)))
@@ -296,7 +296,7 @@ class WindowOperator:
         return due.only(passed), due.only(~passed)
 
     def _part(self, batch: pa.RecordBatch) -> Part:
-        """Stored rows; `at` is the number of the pane."""
+        """Return stored rows; `at` is the number of the pane."""
         part = Part.of(batch, self._schema)
         return Part(
             hashes=part.hashes,
@@ -308,7 +308,7 @@ class WindowOperator:
         )
 
     def _as_stored(self, part: Part) -> Part:
-        """The inverse of `_part`."""
+        """Invert `_part`."""
         return Part(
             hashes=part.hashes,
             keys=part.keys,
@@ -319,7 +319,7 @@ class WindowOperator:
         )
 
     def _merge(self, new: Part, reader: StateReader) -> Part:
-        """The touched panes, each looked up by itself."""
+        """Return the touched panes, each looked up separately."""
         if len(new) == 0:
             return new
         entries = entry_of_time(self._start_of_pane(new.at))
@@ -327,7 +327,7 @@ class WindowOperator:
         order = None
         same = hashes[1:] == hashes[:-1]
         if bool(np.any(same & (entries[1:] < entries[:-1]))):
-            # Keys that share a hash: pairs are wanted in order of (hash, entry).
+            # Keys that share a hash: pairs must be in order of (hash, entry).
             order = np.lexsort((entries, hashes))
             hashes, entries, keys = hashes[order], entries[order], [k.take(pa.array(order)) for k in keys]
         found, columns = reader.find_entries(STATE, hashes, keys, entries, [])
@@ -344,7 +344,7 @@ class WindowOperator:
     def _merge_around(
         self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
     ) -> tuple[Part, tuple[Part, Positions]]:
-        """The touched panes, and all panes of their keys with those in it, sorted, with the numbers of the keys."""
+        """Return the touched panes, and all panes of their keys including these, sorted, with the keys' numbers."""
         touched = np.unique(group)
         at = pa.array(touched)
         stored, stored_group = self._read(reader, rows.hashes[touched], [k.take(at) for k in rows.keys], touched)
@@ -359,12 +359,12 @@ class WindowOperator:
     def _read(
         self, reader: StateReader, hashes: Hashes, keys: Sequence[pa.Array], numbers: Positions
     ) -> tuple[Part, Positions]:
-        """All stored panes of some keys, sorted by (key, pane), and of each the number of its key."""
+        """Return all stored panes of some keys, sorted by (key, pane), and per pane the number of its key."""
         batch, offsets = reader.read_entries(STATE, hashes, keys)
         return self._part(batch), np.repeat(numbers, np.diff(offsets))
 
     def _of_their_own(self, merged: Part) -> Iterator[pa.RecordBatch]:
-        """Tumbling windows: each is its pane."""
+        """Emit tumbling windows: each is its pane."""
         if len(merged) == 0:
             return
         yield self._emit(merged.keys, merged.at, merged.slots)
@@ -372,18 +372,18 @@ class WindowOperator:
     def _changed_windows(
         self, around: tuple[Part, Positions], group: Positions, touched: Positions, clock: EpochClock
     ) -> Iterator[pa.RecordBatch]:
-        """Every window that is not late and holds a touched pane."""
+        """Emit every window that is not late and holds a touched pane."""
         first, last = self._first_window(touched), self._last_window(touched)
         first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
         yield from self._windows(*around, *union_of_intervals(group, first, last))
 
     def _closed_panes(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
-        """Append mode: the tumbling windows that close now; each is its pane."""
+        """Emit, in append mode, the tumbling windows that close now; each is its pane."""
         return self._of_their_own(merged.only(self._passed(merged.due, clock)).and_(due))
 
     def _closed_windows(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
-        """The same for windows of many panes: those that the watermark has closed since the epoch before, which emitted
-        the others."""
+        """Do the same for windows of many panes: those that the watermark has closed since the epoch before, which
+        emitted the earlier ones."""
         emitted, closed = self._last_closed(clock.late_watermark_ms), self._last_closed(clock.watermark_ms)
         if closed == emitted:
             return iter(())
@@ -393,7 +393,7 @@ class WindowOperator:
         return self._windows(part, group, *union_of_intervals(group, first, last))
 
     def _windows(self, part: Part, group: Positions, owner: Positions, windows: Positions) -> Iterator[pa.RecordBatch]:
-        """Windows, given by the number of their key and their own, from panes sorted by (key, pane)."""
+        """Emit windows, given by their key's number and their own number, from panes sorted by (key, pane)."""
         low = search(group, part.at, owner, windows * self._per_slide)
         high = search(group, part.at, owner, windows * self._per_slide + self._length)
         reduced = reduce_ranges(self.plan, part.slots)
@@ -410,10 +410,10 @@ class WindowOperator:
 
 
 def _side_by_side(stored: Part, stored_group: Positions, new: Part, group: Positions) -> tuple[Positions, Positions]:
-    """The order of stored and new panes by (key, pane), and where in it a stored one is followed by the new one of its
-    place."""
+    """Return the order of stored and new panes by (key, pane), and the positions in it where a stored pane is followed
+    by the new one of the same place."""
     both_group, both_at = np.concatenate((stored_group, group)), np.concatenate((stored.at, new.at))
-    # Stable, so that of two of a place the stored one comes first.
+    # Stable, so that of two panes of a place the stored one comes first.
     order = order_by(both_group, both_at)
     both_group, both_at = both_group[order], both_at[order]
     return order, np.flatnonzero((both_group[1:] == both_group[:-1]) & (both_at[1:] == both_at[:-1]))
@@ -425,7 +425,7 @@ def _side_by_side(stored: Part, stored_group: Positions, new: Part, group: Posit
 def _check_names(
     uid: str, schema: pa.Schema, key_columns: Sequence[str], time_column: str, plan: AggregatePlan
 ) -> None:
-    """Whether there is such an event time, and whether the names of the output are different.
+    """Check that the event time exists, and that the names of the output are different.
 
     Raises:
         InvalidPipeline
@@ -463,7 +463,7 @@ def plan_windows(
     ddl: Callable[[pa.Schema], str],
     allowed_lateness: str = "0 seconds",
 ) -> WindowOperator | SessionOperator:
-    """The operator of a window step.
+    """Make the operator of a window step.
 
     Args:
         schema: of the input.

@@ -1,1 +1,1 @@
-"""What a user names in a pipeline and an operator is built from: aggregate functions and windows; pure."""
+"""Parts of a pipeline that users declare and operators are built from: aggregate functions and windows; pure."""

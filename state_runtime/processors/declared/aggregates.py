@@ -1,6 +1,6 @@
 """Aggregate functions for `KeyedStream.aggregate` and for windows: `aggregates.count()`, `aggregates.sum("delay")`, …
 
-They follow Spark SQL: nulls are ignored, an aggregate over nothing but nulls is null (count: 0), integers sum to long
+They follow Spark SQL: nulls are ignored, an aggregate over nulls only is null (count: 0), integers sum to long
 with an error on overflow, NaN is larger than any number.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 COLLECT_LIMIT_MAX = 1_000_000
 DISTINCT_LIMIT_MAX = 1_000_000
 TOP_MAX = 10_000
-# Of the relative standard deviation: 2^4 … 2^14 registers. Spark goes on to sizes that no key should have.
+# Bounds of the relative standard deviation: 2^4 … 2^14 registers. Spark allows more, too many for one key.
 RSD_MIN, RSD_MAX = 0.0087, 0.39
 
 
@@ -52,9 +52,9 @@ class Aggregate:
         ignore_nulls: of `first` and `last`.
         limit: of `collect`, `count_distinct`, `top_n` and `bottom_n`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
-        condition: SQL; of rows for which it is not true nothing is seen.
+        condition: SQL; rows for which it is not true are not seen.
         by: of `max_by`, `min_by`, `top_n` and `bottom_n`: the column that chooses the rows.
-        told: what `text` says of the column, where that is not its name.
+        told: the column's text in `text`, if that is not its name.
     """
 
     function: str
@@ -68,21 +68,21 @@ class Aggregate:
 
     @property
     def over(self) -> str:
-        """What it is over: `delay`, `delay where delay > 0`, `delay by at`."""
+        """The rows and column that it covers: `delay`, `delay where delay > 0`, `delay by at`."""
         by = f" by {self.by}" if self.by is not None else ""
         condition = f" where {self.condition}" if self.condition else ""
         return self.told or f"{self.column or '*'}{by}{condition}"
 
     @property
     def text(self) -> str:
-        """What it is, as far as its stored state depends on it: `sum(delay)`."""
+        """A description with everything that its stored state depends on: `sum(delay)`."""
         options = (", ignore nulls" if self.ignore_nulls else "") + (f", rsd {self.rsd:g}" if self.rsd else "")
-        # More of them than were kept cannot be told afterwards.
+        # A limit cannot be raised afterwards: elements beyond it were not kept.
         options += f", {self.limit}" if self.function in ("top_n", "bottom_n") else ""
         return f"{self.function}({self.over}{options})"
 
     def where(self, condition: str) -> Aggregate:
-        """The same over those rows only for which a condition in SQL is true: SQL's FILTER (WHERE …).
+        """Limit the aggregate to rows for which a condition in SQL is true: SQL's FILTER (WHERE …).
 
         Example:
             aggregates.count().where("price >= 10000 AND channel = 'web'")
@@ -96,29 +96,29 @@ class Aggregate:
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Rows, also as `count("*")`, or with a column its non-null values."""
+    """Count rows, also as `count("*")`; with a column, count its non-null values."""
     return Aggregate("count", None if column == "*" else column)
 
 
 def sum(column: str) -> Aggregate:
-    """Sum; long for integers, double for floats, decimal(p+10, s) for decimals."""
+    """Sum a column; long for integers, double for floats, decimal(p+10, s) for decimals."""
     return Aggregate("sum", column)
 
 
 def min(column: str) -> Aggregate:
-    """Smallest value."""
+    """Take the smallest value."""
     return Aggregate("min", column)
 
 
 def max(column: str) -> Aggregate:
-    """Largest value."""
+    """Take the largest value."""
     return Aggregate("max", column)
 
 
 def max_by(column: str, by: str) -> Aggregate:
-    """The value of the row with the greatest value of another column: Spark's `max_by`.
+    """Take the value of the row with the greatest value of another column: Spark's `max_by`.
 
-    Rows whose `by` is null do not count; the value itself may be null and of any type. Of rows with equal `by` the
+    Rows whose `by` is null do not count; the value itself may be null and of any type. Among rows with equal `by` the
     later one wins: later epoch, and within it the order of the source. Spark's choice is not fixed.
 
     Args:
@@ -131,22 +131,22 @@ def max_by(column: str, by: str) -> Aggregate:
 
 
 def min_by(column: str, by: str) -> Aggregate:
-    """The value of the row with the smallest value of another column: `max_by`, turned around. Of equals the later row
-    wins here, too."""
+    """Take the value of the row with the smallest value of another column: the reverse of `max_by`. Among rows with
+    equal `by` the later one wins here, too."""
     return Aggregate("min_by", column, by=by)
 
 
 def top_n(column: str, n: int, by: str | None = None) -> Aggregate:
-    """Values of the `n` rows with the greatest values of a column, the greatest first, as an array: SQL's
+    """Collect values of the `n` rows with the greatest values of a column, the greatest first, as an array: SQL's
     `ROW_NUMBER() OVER (PARTITION BY key ORDER BY by DESC) <= n`, in windows too.
 
-    Rows whose `by` is null do not count. Of rows with equal `by` the later one comes first, as in `max_by`. For whole
-    rows take a column that is a struct, and explode the array behind. An epoch rewrites the array of every key that it
+    Rows whose `by` is null do not count. Among rows with equal `by` the later one comes first, as in `max_by`. For
+    whole rows use a struct column, and explode the array afterwards. An epoch rewrites the array of every key that it
     touches.
 
     Args:
         column: of any type.
-        n: 1 to 10,000. It cannot be changed in a job that goes on: give the operator a new uid.
+        n: 1 to 10,000. It cannot be changed in a job with state: give the operator a new uid.
         by: a column of numbers, text, binary, booleans, dates or timestamps; None is the column itself.
 
     Example:
@@ -156,8 +156,8 @@ def top_n(column: str, n: int, by: str | None = None) -> Aggregate:
 
 
 def bottom_n(column: str, n: int, by: str | None = None) -> Aggregate:
-    """Values of the `n` rows with the smallest values of a column, the smallest first: `top_n`, turned around. Of
-    equals the later row comes first here, too."""
+    """Collect values of the `n` rows with the smallest values of a column, the smallest first: the reverse of `top_n`.
+    Among rows with equal `by` the later one comes first here, too."""
     return _top("bottom_n", column, n, by)
 
 
@@ -168,32 +168,32 @@ def _top(function: Literal["top_n", "bottom_n"], column: str, n: int, by: str | 
 
 
 def avg(column: str) -> Aggregate:
-    """Mean as double, of integers and floats."""
+    """Compute the mean as double, of integers and floats."""
     return Aggregate("avg", column)
 
 
 def any(column: str) -> Aggregate:
-    """Whether one value of a boolean column is true."""
+    """Compute whether any value of a boolean column is true."""
     return Aggregate("any", column)
 
 
 def every(column: str) -> Aggregate:
-    """Whether all values of a boolean column are true."""
+    """Compute whether all values of a boolean column are true."""
     return Aggregate("every", column)
 
 
 def first(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the first row: earliest epoch, and within it the order of the source. Spark's order is not fixed."""
+    """Take the value of the first row: earliest epoch, then the order of the source. Spark's order is not fixed."""
     return Aggregate("first", column, ignore_nulls=ignore_nulls)
 
 
 def last(column: str, ignore_nulls: bool = False) -> Aggregate:
-    """The value of the last row, in the same order."""
+    """Take the value of the last row, in the same order."""
     return Aggregate("last", column, ignore_nulls=ignore_nulls)
 
 
 def collect(column: str, limit: int = 1_000) -> Aggregate:
-    """The first `limit` non-null values as an array, in the order of the source: Spark's `collect_list` with a bound.
+    """Collect the first `limit` non-null values as an array, in source order: Spark's `collect_list` with a bound.
 
     An epoch rewrites the whole array of every key that it touches.
     """
@@ -203,14 +203,15 @@ def collect(column: str, limit: int = 1_000) -> Aggregate:
 
 
 def count_distinct(column: str, limit: int = 10_000) -> Aggregate:
-    """How many different non-null values: SQL's COUNT(DISTINCT column), exactly.
+    """Count different non-null values: SQL's COUNT(DISTINCT column), exactly.
 
     The state holds each key's values, as a sorted list that an epoch rewrites for every key that it touches. For keys
-    with very many values use `count_distinct_approx`, or `deduplicate` by key and value with a count behind it.
+    with very many values use `count_distinct_approx`, or `deduplicate` by key and value followed by a count.
 
     Args:
         column: of any type with an order: no structs, arrays or maps.
-        limit: of values a key; more of them end the run with an error. It may be raised at any restart.
+        limit: maximum number of values per key; more of them end the run with an error. It may be raised at any
+        restart.
     """
     if not 1 <= limit <= DISTINCT_LIMIT_MAX:
         raise InvalidPipeline(f"count_distinct({column!r}, limit={limit}): the limit is 1 to {DISTINCT_LIMIT_MAX:,}")
@@ -218,7 +219,7 @@ def count_distinct(column: str, limit: int = 10_000) -> Aggregate:
 
 
 def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:
-    """About how many different non-null values: Spark's `approx_count_distinct` (HyperLogLog++), the same number.
+    """Count different non-null values approximately: Spark's `approx_count_distinct` (HyperLogLog++), the same number.
 
     Args:
         rsd: relative standard deviation of the result; 0.05 keeps up to 512 registers a key, 0.01 up to 16,384.
@@ -229,20 +230,20 @@ def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:
 
 
 def variance(column: str) -> Aggregate:
-    """Sample variance as double; null for a single value, as Spark's `variance`."""
+    """Compute the sample variance as double; null for a single value, as Spark's `variance`."""
     return Aggregate("variance", column)
 
 
 def variance_pop(column: str) -> Aggregate:
-    """Population variance as double: Spark's `var_pop`."""
+    """Compute the population variance as double: Spark's `var_pop`."""
     return Aggregate("variance_pop", column)
 
 
 def stddev(column: str) -> Aggregate:
-    """Sample standard deviation as double; null for a single value, as Spark's `stddev`."""
+    """Compute the sample standard deviation as double; null for a single value, as Spark's `stddev`."""
     return Aggregate("stddev", column)
 
 
 def stddev_pop(column: str) -> Aggregate:
-    """Population standard deviation as double: Spark's `stddev_pop`."""
+    """Compute the population standard deviation as double: Spark's `stddev_pop`."""
     return Aggregate("stddev_pop", column)

@@ -1,7 +1,7 @@
 """Windows over an event-time column: `windows.tumbling("10 seconds")`, `windows.sliding(…)`, `windows.session(…)`.
 
-They are Spark's `window` and `session_window`: a window holds its start and not its end, starts are counted from
-1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
+They are Spark's `window` and `session_window`: a window includes its start and excludes its end, starts are counted
+from 1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from state_runtime.base.errors import InvalidPipeline
 
 __all__ = ["SessionWindow", "TimeWindow", "session", "sliding", "tumbling"]
 
-# One row is in so many windows at most: each of them is a row of the output.
+# Maximum number of windows that one row is in: each of them is a row of the output.
 WINDOWS_PER_ROW_MAX = 10_000
 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """Windows of `size_us` that begin every `slide_us` microseconds, at `start_us` among others."""
+    """Windows of `size_us` that begin every `slide_us` microseconds, one of them at `start_us`."""
 
     size_us: int
     slide_us: int
@@ -27,24 +27,24 @@ class TimeWindow:
 
     @property
     def text(self) -> str:
-        """What a manifest says of it; state of other windows cannot be continued."""
+        """The window's text in a manifest; state of other windows cannot be continued."""
         return f"size {self.size_us} us, slide {self.slide_us} us, start {self.start_us} us"
 
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """A window that goes on as long as the next row comes at most `gap_us` microseconds after the one before."""
+    """A window that continues while each next row comes at most `gap_us` microseconds after the one before."""
 
     gap_us: int
 
     @property
     def text(self) -> str:
-        """What a manifest says of it."""
+        """The window's text in a manifest."""
         return f"session, gap {self.gap_us} us"
 
 
 def tumbling(size: str, start: str = "0 seconds") -> TimeWindow:
-    """Windows side by side.
+    """Make adjacent windows that do not overlap.
 
     Args:
         size: a duration, as in "10 seconds" or "1 hour 30 minutes".
@@ -57,7 +57,7 @@ def tumbling(size: str, start: str = "0 seconds") -> TimeWindow:
 
 
 def sliding(size: str, slide: str, start: str = "0 seconds") -> TimeWindow:
-    """Overlapping windows of `size`, one beginning every `slide`; a row is in size/slide of them.
+    """Make overlapping windows of `size`, one beginning every `slide`; a row is in size/slide of them.
 
     Raises:
         InvalidPipeline: not a duration, or one that makes no window.
@@ -78,10 +78,10 @@ def sliding(size: str, slide: str, start: str = "0 seconds") -> TimeWindow:
 
 
 def session(gap: str) -> SessionWindow:
-    """Rows of a key that follow one another within `gap`; a row exactly `gap` later still belongs to the session.
+    """Make windows of a key's rows that follow one another within `gap`; a row exactly `gap` later still belongs.
 
     Raises:
-        InvalidPipeline: not a duration, or nothing.
+        InvalidPipeline: not a duration, or a duration of zero or less.
     """
     window = SessionWindow(parse_duration_us(gap))
     if window.gap_us <= 0:

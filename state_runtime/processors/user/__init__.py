@@ -1,2 +1,2 @@
-"""pyspark's `StatefulProcessor` with all of its handle, and our `VectorizedProcessor`: code of the user's, driven a
-shard at a time."""
+"""User code driven one shard at a time: pyspark's `StatefulProcessor` with its whole handle, and Stillstate's
+`VectorizedProcessor`."""

@@ -1,4 +1,4 @@
-"""How what is due is cut for user code, and what user code may not emit; pure parts."""
+"""Slices of due timers for user code, and the check of rows that it may not emit; pure parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DueTimers:
     """A slice of due timers, in the order in which they fire.
 
     Attributes:
-        groups: of each timer the number of its key.
-        times_ms: of each timer its time.
+        groups: per timer the number of its key.
+        times_ms: per timer its time.
         hashes, keys: of the keys, sorted by hash.
     """
 
@@ -31,7 +31,7 @@ class DueTimers:
 
 
 def due_slices(due: pa.RecordBatch, schema: StateSchema, timers_max: int) -> Iterator[DueTimers]:
-    """Cut what `StateReader.due` gave into slices, in order of time; a key may be in several of them."""
+    """Cut the result of `StateReader.due` into slices, in order of time; a key may be in several of them."""
     due = due.take(pa.array(np.argsort(int64_values(schema.times_of(due)), kind="stable")))
     for low in range(0, due.num_rows, timers_max):
         piece = due.slice(low, timers_max)
@@ -50,5 +50,5 @@ def due_slices(due: pa.RecordBatch, schema: StateSchema, timers_max: int) -> Ite
 
 
 def too_early(batch: pa.RecordBatch, column: str, late_watermark_ms: int) -> bool:
-    """Whether a row's event time is at most the late watermark: Spark lets no operator emit such a row."""
+    """Return whether a row's event time is at or below the late watermark: Spark lets no operator emit such a row."""
     return bool(is_late(batch.column(column), late_watermark_ms).any())

@@ -1,6 +1,6 @@
-"""Data frames for the pandas flavour: cut out of one big frame per shard, and gathered without a conversion per frame.
+"""Data frames for the pandas flavour: cut from one large frame per shard, and converted together.
 
-A DataFrame costs tens of microseconds to make and hundreds to convert to Arrow; a batch has tens of thousands of keys.
+A DataFrame takes tens of microseconds to make and hundreds to convert to Arrow; a batch has tens of thousands of keys.
 So the shard's rows become one frame, each key gets a slice of its blocks, and outputs of equal layout are concatenated
 block by block before one conversion.
 """
@@ -26,11 +26,11 @@ __all__ = ["NullableIntegers", "frames_to_batches", "nullable_integers", "split_
 
 @dataclass(frozen=True)
 class NullableIntegers:
-    """An integer column with nulls, which Spark decides on frame by frame.
+    """An integer column with nulls, whose dtype Spark chooses per frame.
 
     Attributes:
         values: as doubles, NaN where null.
-        nulls_before: of each row how many nulls come before it, and all of them at the end.
+        nulls_before: per row the number of nulls before it; at the end the number of all nulls.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NullableIntegers:
 
 
 def nullable_integers(rows: pa.RecordBatch) -> list[NullableIntegers]:
-    """The integer columns of some rows that have nulls."""
+    """Return the integer columns of some rows that have nulls."""
     found = []
     for field, column in zip(rows.schema, rows.columns):
         if pa.types.is_integer(field.type) and column.null_count:
@@ -50,10 +50,10 @@ def nullable_integers(rows: pa.RecordBatch) -> list[NullableIntegers]:
 
 
 def table_to_frame(rows: pa.RecordBatch) -> pd.DataFrame:
-    """Rows as one frame with the dtypes that Spark's worker infers.
+    """Return rows as one frame with the dtypes that Spark's worker infers.
 
-    int64 (also where nulls are: they are 0 here, see `split_frame`), float64, datetime64[ns] without a zone in the
-    session's time zone (which is the type's), maps and structs as dictionaries, and object for the rest.
+    int64 (also in columns with nulls, which are 0 here, see `split_frame`), float64, datetime64[ns] without a zone in
+    the session's time zone (taken from the type), maps and structs as dictionaries, and object for the rest.
     """
     columns = []
     for field, column in zip(rows.schema, rows.columns):
@@ -76,13 +76,13 @@ def table_to_frame(rows: pa.RecordBatch) -> pd.DataFrame:
 def split_frame(
     frame: pd.DataFrame, start: int, stop: int, rows_max: int, nullable: Sequence[NullableIntegers] = ()
 ) -> Iterator[pd.DataFrame]:
-    """Frames of one key: rows `start … stop`, at most `rows_max` each, with an index from 0.
+    """Yield the frames of one key: rows `start … stop`, at most `rows_max` each, with an index from 0.
 
     Args:
-        nullable: integer columns with nulls: int64 in a frame without any, else float64.
+        nullable: integer columns with nulls: int64 in a frame without nulls, else float64.
     """
-    # pandas has no public way to cut a frame without paying for label handling; these internals are stable in pandas 2,
-    # which the package pins, and tests/processors compares the result with iloc.
+    # pandas has no public way to cut a frame without the cost of label handling; these internals are stable in pandas
+    # 2, which the package pins, and tests/processors compares the result with iloc.
     internals: Any = pd.DataFrame
     manager: Any = frame._mgr
     for low in range(start, stop, rows_max):
@@ -98,12 +98,12 @@ def split_frame(
 def frames_to_batches(
     frames: Sequence[Any], schema: pa.Schema, where: str, time_zone: str = "UTC"
 ) -> Iterator[pa.RecordBatch]:
-    """Output frames as batches of the declared schema; columns are matched by name.
+    """Yield output frames as batches of the declared schema; columns are matched by name.
 
-    Frames with equal column labels and block layout are put together first. Order within a layout is kept.
+    Frames with equal column labels and block layout are concatenated first. Order within a layout is kept.
 
     Args:
-        time_zone: of the session: what datetime64 columns without a zone mean where a timestamp is declared.
+        time_zone: of the session: the zone of datetime64 columns without a zone, if a timestamp is declared.
 
     Raises:
         InvalidData: not a frame, a column is missing, or a value does not fit.
@@ -119,7 +119,7 @@ def frames_to_batches(
 
 
 def _layout(frame: pd.DataFrame) -> Any:
-    """What must be equal for two frames' blocks to be concatenated: labels, and each block's dtype and places."""
+    """Return the layout that frames must share to be concatenated: labels, and each block's dtype and places."""
     blocks = frame._mgr.blocks
     return (
         tuple(frame.columns),
@@ -128,7 +128,7 @@ def _layout(frame: pd.DataFrame) -> Any:
 
 
 def _concat_same_layout(frames: Sequence[pd.DataFrame]) -> dict[Any, Any]:
-    """Columns by label; values are numpy arrays, or pandas arrays for extension types."""
+    """Return columns by label; values are numpy arrays, or pandas arrays for extension types."""
     first = frames[0]
     labels = list(first.columns)
     columns: dict[Any, Any] = {}
@@ -185,7 +185,7 @@ def _to_array(values: Any, data_type: pa.DataType, time_zone: str) -> pa.Array:
 
 
 def _in_zone(wall: pa.Array, time_zone: str) -> pa.Array:
-    """Local times as moments. Of an hour that comes twice it is the second.
+    """Convert local times to moments. In an hour that occurs twice, the second occurrence is taken.
 
     Raises:
         Misfit: a time in the gap of an hour that the clocks skip.
@@ -194,7 +194,7 @@ def _in_zone(wall: pa.Array, time_zone: str) -> pa.Array:
     try:
         return as_moments(nonexistent="raise")
     except pa.ArrowInvalid:
-        as_moments(nonexistent="earliest")  # raises, if that was not the reason
+        as_moments(nonexistent="earliest")  # raises for any other reason
         raise Misfit(
             f"a local time that does not exist in the session's time zone {time_zone}, where the clocks skip an hour; "
             f"give times with a zone, for example by tz_localize({time_zone!r}, nonexistent='shift_forward')"

@@ -1,5 +1,4 @@
-"""The handle that a `StatefulProcessor` works with: the methods of pyspark's, when the job is built and in the
-tasks."""
+"""The handle of a `StatefulProcessor`, with the methods of pyspark's handle: one for the job's build, one for tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _SPARKS_TIME_MODE: Mapping[TimeMode, str] = {"none": "None", "processing": "Proc
 
 @dataclass(frozen=True)
 class StateDeclaration:
-    """A state as `init` asks for it.
+    """A state as `init` requests it.
 
     Attributes:
         schema: of the value, or of an element: a StructType or Spark's DDL, not parsed yet.
@@ -57,11 +56,11 @@ class StateDeclaration:
 
 @dataclass(frozen=True)
 class QueryInfo:
-    """Where user code runs; what `getQueryInfo()` gives. Spark has it on the JVM only.
+    """The place where user code runs; the result of `getQueryInfo()`. Spark has it on the JVM only.
 
     Attributes:
         operator: uid of the operator.
-        shard: of the operator's state.
+        shard: the shard of the operator's state.
         snapshot_id: of the snapshot that the epoch will become.
     """
 
@@ -73,14 +72,14 @@ class QueryInfo:
 def layout_of(
     declaration: StateDeclaration, key_schema: pa.Schema, value: pa.Schema, entry: pa.Schema | None
 ) -> StateSchema:
-    """How a declared state is stored.
+    """Return how a declared state is stored.
 
     Args:
         key_schema: of the operator.
         value, entry: the declaration's schemas in Arrow's types; `entry` for maps only.
 
     Raises:
-        InvalidPipeline: a map's key has a type that cannot be one.
+        InvalidPipeline: a map's key has a type that cannot be a map key.
     """
     time: Literal["", "expires"] = "expires" if declaration.ttl_ms else ""
     if declaration.kind == "value":
@@ -99,7 +98,7 @@ def layout_of(
 
 
 def _has_hash(data_type: pa.DataType) -> bool:
-    """Whether a map's key can have this type: its entries are found by hash."""
+    """Return whether a map's key can have this type: its entries are found by hash."""
     types = pa.types
     if types.is_struct(data_type) or types.is_list(data_type) or types.is_large_list(data_type):
         return all(_has_hash(data_type.field(i).type) for i in range(data_type.num_fields))
@@ -109,11 +108,11 @@ def _has_hash(data_type: pa.DataType) -> bool:
 
 
 class DeclaringHandle:
-    """The handle of `init` when the job is built: it only learns which states there are, as Spark's PRE_INIT does.
+    """The handle of `init` when the job is built: it only collects the states, as Spark's PRE_INIT does.
 
     Attributes:
-        declared: the states that `init` asked for and did not drop again.
-        dropped: names given to `deleteIfExists`.
+        declared: the states that `init` requested and did not drop again.
+        dropped: names passed to `deleteIfExists`.
     """
 
     def __init__(self, operator: str, time_mode: TimeMode = "none") -> None:
@@ -123,39 +122,39 @@ class DeclaringHandle:
         self.dropped: set[str] = set()
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> _Unusable:
-        """Note the state."""
+        """Record the state."""
         return self._declare(StateDeclaration(stateName, "value", schema, None, self._ttl(stateName, ttlDurationMs)))
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> _Unusable:
-        """Note the state."""
+        """Record the state."""
         return self._declare(StateDeclaration(stateName, "list", schema, None, self._ttl(stateName, ttlDurationMs)))
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> _Unusable:
-        """Note the state."""
+        """Record the state."""
         ttl_ms = self._ttl(stateName, ttlDurationMs)
         return self._declare(StateDeclaration(stateName, "map", valueSchema, userKeySchema, ttl_ms))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Note that the state of this name is dropped, for all keys."""
+        """Record that the state of this name is dropped, for all keys."""
         self.dropped.add(check_state_name(self._operator, stateName))
         self.declared.pop(stateName, None)
 
     def registerTimer(self, expiryTimestampMs: int) -> NoReturn:
-        """There is no key yet."""
+        """Refuse: no key is current yet."""
         self._no_timers("register_timer")
 
     def deleteTimer(self, expiryTimestampMs: int) -> NoReturn:
-        """There is no key yet."""
+        """Refuse: no key is current yet."""
         self._no_timers("delete_timer")
 
     def listTimers(self) -> Iterator[int]:
-        """There is no key yet."""
+        """Refuse: no key is current yet."""
         self._no_timers("list_timers")
 
     def getQueryInfo(self) -> QueryInfo:
-        """No shard and no snapshot yet."""
+        """Return the operator; there is no shard and no snapshot yet."""
         return QueryInfo(self._operator, -1, 0)
 
     def _declare(self, declaration: StateDeclaration) -> _Unusable:
@@ -184,14 +183,14 @@ class DeclaringHandle:
 
 
 class Handle:
-    """The handle of one shard in one epoch: `init(handle)` of a fresh processor gets it.
+    """The handle of one shard in one epoch; a fresh processor gets it in `init(handle)`.
 
-    Life cycle: (1) created: states can be asked for; (2) `initialized`: states and timers can be used while the passes
+    Life cycle: (1) created: states can be requested; (2) `initialized`: states and timers can be used while the passes
     have set a current key; (3) `closed`.
 
     Attributes:
-        scope: what is current.
-        states: the states that were asked for, and the timers.
+        scope: the current slice and key.
+        states: the states that were requested, and the timers.
     """
 
     def __init__(
@@ -223,37 +222,37 @@ class Handle:
             self.states[TIMERS] = self.timers
 
     def initialized(self) -> None:
-        """`init` has returned: states can no longer be asked for, timers can be used."""
+        """Mark the return of `init`: states can no longer be requested, timers can be used."""
         self._phase = "INITIALIZED"
         if self.timers is not None:
-            # Bound methods on the instance: user code calls them without another call between.
+            # Bound methods on the instance save user code a call in between.
             self.__dict__["registerTimer"] = self.timers.register
             self.__dict__["deleteTimer"] = self.timers.delete
             self.__dict__["listTimers"] = self.timers.list
 
     def closed(self) -> None:
-        """Nothing can be used any more."""
+        """Mark the handle as closed: nothing can be used any more."""
         self._phase = "CLOSED"
         for name in ("registerTimer", "deleteTimer", "listTimers"):
             self.__dict__.pop(name, None)
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """See pyspark; the state was declared when the job was built, and so was its schema."""
+        """See pyspark; state and schema were declared when the job was built."""
         return self._state(stateName, "value", ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """See pyspark; the state was declared when the job was built, and so was its schema."""
+        """See pyspark; state and schema were declared when the job was built."""
         return self._state(stateName, "list", ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """See pyspark; the state was declared when the job was built, and so were its schemas."""
+        """See pyspark; state and schemas were declared when the job was built."""
         return self._state(stateName, "map", ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """See pyspark. What was stored is gone since the job was started with this `init`, and its object is dead
-        already."""
+        """See pyspark. The stored rows are gone since the job was started with this `init`, and the state's object
+        already refuses every use."""
         if self._phase != "CREATED":
             raise InvalidStateUse(_wrong_handle_state(self._operator, "delete_if_exists", self._phase))
         if stateName not in self._dropped:
@@ -263,19 +262,19 @@ class Handle:
             )
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """See `Timers.register`, which takes this method's place while the handle is in use."""
+        """See `Timers.register`, which replaces this method while the handle is in use."""
         self._no_timers("register_timer")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """See `Timers.delete`, which takes this method's place while the handle is in use."""
+        """See `Timers.delete`, which replaces this method while the handle is in use."""
         self._no_timers("delete_timer")
 
     def listTimers(self) -> Iterator[int]:
-        """See `Timers.list`, which takes this method's place while the handle is in use."""
+        """See `Timers.list`, which replaces this method while the handle is in use."""
         self._no_timers("list_timers")
 
     def getQueryInfo(self) -> QueryInfo:
-        """Which operator, shard and snapshot this is. Stillstate's own: Spark's handle has it on the JVM only."""
+        """Return the operator, shard and snapshot. Stillstate's own method: Spark's handle has it on the JVM only."""
         return self._info
 
     def _state(self, name: str, kind: Kind, ttl_ms: int | None) -> Any:
@@ -314,10 +313,10 @@ class Handle:
 
 
 def check_state_name(operator: str, name: str) -> str:
-    """Return `name` if Spark would take it for a state too.
+    """Return `name` if Spark would accept it as a state's name too.
 
     Raises:
-        InvalidPipeline: it would not.
+        InvalidPipeline: Spark would not.
     """
     if not isinstance(name, str) or not name or name.strip() != name or name == "default" or name.startswith("$"):
         raise InvalidPipeline(
@@ -329,7 +328,7 @@ def check_state_name(operator: str, name: str) -> str:
 
 
 class _Unusable:
-    """A state during `init` on the driver: there is no key yet."""
+    """A state during `init` on the driver, where no key is current yet: every use is refused."""
 
     def __init__(self, operator: str) -> None:
         self._operator = operator
@@ -341,7 +340,7 @@ class _Unusable:
 
 
 class _Dropped:
-    """A state that `init` asked for and dropped with `deleteIfExists`, with Spark's answer to every use."""
+    """A state that `init` requested and then dropped with `deleteIfExists`; every use raises Spark's error."""
 
     _ERRORS: Mapping[str, str] = {
         "exists": "Error checking {kind} state exists",
@@ -378,10 +377,10 @@ class _Dropped:
 
 
 def _checked_ttl(operator: str, time_mode: TimeMode, name: str, ttl_ms: int | None) -> int:
-    """The TTL of a state in milliseconds; 0 for none.
+    """Return the TTL of a state in milliseconds; 0 for none.
 
     Raises:
-        InvalidPipeline: negative, or there is no clock for it in this time mode.
+        InvalidPipeline: the TTL is negative, or this time mode has no clock for it.
     """
     ttl_ms = ttl_ms or 0
     if not isinstance(ttl_ms, int) or ttl_ms < 0:

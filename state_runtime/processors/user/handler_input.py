@@ -31,35 +31,35 @@ __all__ = ["ITERABLES", "FrameInput", "HandlerInput", "RowInput", "refuse_return
 
 
 _ROWS_OF_A_KEY = 4_096
-"""Of a large key so many are Python objects at once: more are not faster."""
+"""Rows of a large key that are Python objects at once: more are not faster."""
 
 ITERABLES = frozenset({GeneratorType, list, type(iter([]))})
-"""What handlers usually return; anything else is looked at by `refuse_returned`."""
+"""Types that handlers usually return; `refuse_returned` checks all others."""
 
 
 class HandlerInput(Protocol):
-    """What user code is given and what is made of its output.
+    """Conversion of a handler's input and output.
 
     Attributes:
-        pending_max: so many outputs (rows or frames) are gathered before they become batches.
+        pending_max: number of outputs (rows or frames) that are gathered before they become batches.
     """
 
     pending_max: int
 
     def keys(self, rows: GroupedRows) -> list[tuple[Any, ...]]:
-        """The keys of a slice, as user code gets them."""
+        """Return the keys of a slice, as user code gets them."""
         ...
 
     def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
-        """Of each key of a slice the iterator that `handleInputRows` gets."""
+        """Return for each key of a slice the iterator that `handleInputRows` gets."""
         ...
 
     def initial(self, rows: GroupedRows) -> Iterable[Iterable[Any]]:
-        """Of each key of a slice what `handleInitialState` is called with, one after the other."""
+        """Return for each key of a slice the values with which `handleInitialState` is called, one after the other."""
         ...
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Outputs as batches of the declared schema."""
+        """Yield outputs as batches of the declared schema."""
         ...
 
 
@@ -111,16 +111,16 @@ class RowInput:
         )
 
     def _row_by_row(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """The rows of a key that has more of them than are made at once."""
+        """Yield the rows of a key that has more rows than are made at once."""
         step = min(self._rows_max, _ROWS_OF_A_KEY)
         pieces = (batch.slice(low, step) for low in range(0, batch.num_rows, step))
         return chain.from_iterable(map(self._made, pieces))
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Matched by name, missing columns are null (Spark's rule); without names by place.
+        """Yield batches whose columns are matched by name, missing ones null (Spark's rule); without names by position.
 
         Raises:
-            InvalidData: a field that is not declared, which Spark would drop; a value that does not fit.
+            InvalidData: an undeclared field, which Spark would drop; a value that does not fit.
         """
         wanted = self._schema.names
         where = f"the output of operator {self._uid!r}"
@@ -200,34 +200,34 @@ class FrameInput:
         return split_frame(frame, start, stop, self._frame_rows_max, nullable)
 
     def _frame_by_frame(self, batch: pa.RecordBatch) -> Iterator[pd.DataFrame]:
-        """The frames of a key that has more rows than are made at once."""
+        """Yield the frames of a key that has more rows than are made at once."""
         for low in range(0, batch.num_rows, self._frame_rows_max):
             piece = batch.slice(low, self._frame_rows_max)
             yield from split_frame(table_to_frame(piece), 0, piece.num_rows, piece.num_rows, nullable_integers(piece))
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Matched by name; every declared column must be there."""
+        """Yield batches whose columns are matched by name; every declared column must be there."""
         return frames_to_batches(outputs, self._schema, f"the output of operator {self._uid!r}", self._time_zone)
 
 
 def _key_of_frame(column: pa.Array) -> list[Any]:
-    """A key column as values: times are pandas' own, as in frames."""
+    """Return a key column as values: times are pandas' own, as in frames."""
     return list(pd.Series(column.to_pandas())) if pa.types.is_timestamp(column.type) else to_python(column)
 
 
 def time_zone_of(schema: pa.Schema) -> str:
-    """The session's time zone, which Spark puts into the types of timestamps; UTC if there is none."""
+    """Return the session's time zone, which Spark puts into timestamp types; UTC if no type has one."""
     zones = [f.type.tz for f in schema if pa.types.is_timestamp(f.type) and f.type.tz is not None]
     return zones[0] if zones else "UTC"
 
 
 def refuse_returned(returned: Any, handler: Callable[..., Any], uid: str) -> None:
-    """Refuse what a handler gave back if it is no iterable of outputs, or is one output.
+    """Refuse a handler's result if it is not an iterable of outputs, or is itself one output.
 
-    A row would give its fields as rows, a frame its labels. Asked for what is not of the types in `ITERABLES`.
+    A row would give its fields as rows, a frame its labels. Called for results whose type is not in `ITERABLES`.
 
     Raises:
-        UserCodeError: it is nothing that can be iterated over. InvalidData: it is a row or a frame.
+        UserCodeError: it cannot be iterated over. InvalidData: it is a row or a frame.
     """
     where = f"operator {uid!r}: {described_method(handler)}"
     if isinstance(returned, Row):
@@ -251,7 +251,7 @@ _names_of = attrgetter("__fields__")
 
 
 def _is_in_order(rows: list[Any], wanted: list[str]) -> bool:
-    """Whether all rows have just the wanted columns, in their order: asked for every row, so without a loop here."""
+    """Return whether all rows have exactly the wanted columns, in order. All rows are checked, so without a loop."""
     if set(map(type, rows)) == {tuple}:
         return set(map(len, rows)) == {len(wanted)}
     try:

@@ -1,4 +1,4 @@
-"""What a vectorised processor gets: the rows of one shard in one epoch, by key, and the state of their keys."""
+"""The input of a vectorised processor: the rows of one shard in one epoch, by key, and the state of their keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KeyedState(NamedTuple):
 
     Attributes:
         found: whether the key has a value.
-        values: the value columns, one row per key; null where it has none.
+        values: the value columns, one row per key; null if it has none.
     """
 
     found: Mask
@@ -37,12 +37,12 @@ class KeyedState(NamedTuple):
 class KeyedBatch:
     """The rows of one shard in one epoch, by key, and the state of their keys.
 
-    A key's rows are neighbours, in source order; key number k has the rows `starts[k]` up to (without) `stops[k]`, and
-    at least one. So `np.add.reduceat(column, batch.starts)` sums per key, and likewise with `np.maximum`,
+    A key's rows are adjacent, in source order; key number k has the rows `starts[k]` up to (without) `stops[k]`, at
+    least one. So `np.add.reduceat(column, batch.starts)` sums per key, and likewise with `np.maximum`,
     `np.logical_or`, … The order of the keys has no meaning. Equal keys are equal as in Spark's GROUP BY (null equals
     null, NaN equals NaN).
 
-    Everything that is handed out is read-only; state changes only by `update` and `clear`, and `state` shows them at
+    All returned data is read-only; state changes only by `update` and `clear`, and `state` shows these changes at
     once.
     """
 
@@ -67,11 +67,11 @@ class KeyedBatch:
         self.batch_time_ms = clock.batch_time_ms
         """Spark's time of the batch, the same in every attempt of a task."""
         self.watermark_ms = clock.watermark_ms
-        """Event time up to which everything should have come: the highest of earlier epochs minus the allowed delay; 0
+        """Event time up to which all rows should have arrived: the highest of earlier epochs minus the allowed delay; 0
         at first."""
         self.late_watermark_ms = clock.late_watermark_ms
-        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they are not
-        there."""
+        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they have been
+        removed."""
 
     def __repr__(self) -> str:
         return f"KeyedBatch({self.num_keys} keys, {self.rows.num_rows} rows)"
@@ -88,41 +88,41 @@ class KeyedBatch:
 
     @property
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._rows.groups
 
     @cached_property
     def starts(self) -> Positions:
-        """Of each key, the position of its first row."""
+        """Per key, the position of its first row."""
         return _frozen(self._rows.starts)
 
     @cached_property
     def stops(self) -> Positions:
-        """Of each key, the position after its last row."""
+        """Per key, the position after its last row."""
         return _frozen(self._rows.stops)
 
     @cached_property
     def sizes(self) -> Positions:
-        """Of each key, how many rows it has."""
+        """Per key, the number of its rows."""
         return _frozen(self._rows.stops - self._rows.starts)
 
     @cached_property
     def key_of_row(self) -> Positions:
-        """Of each row, the number of its key."""
+        """Per row, the number of its key."""
         return _frozen(np.repeat(np.arange(self.num_keys), self.sizes))
 
     @cached_property
     def row_in_key(self) -> Positions:
-        """Of each row, how many rows of its key come before it in this batch."""
+        """Per row, how many rows of its key come before it in this batch."""
         return _frozen(np.arange(self.rows.num_rows) - np.repeat(self.starts, self.sizes))
 
     @cached_property
     def sequence(self) -> Positions:
-        """Of each row, a number that orders the rows of all keys as the source had them (with gaps)."""
+        """Per row, a number that orders the rows of all keys as the source had them (with gaps)."""
         return _frozen(self._rows.sequence)
 
     def per_row(self, values: Any) -> Any:
-        """Repeat what there is once per key (numpy array, Arrow column or batch) for each of the key's rows.
+        """Repeat one value per key (numpy array, Arrow column or batch) for each of the key's rows.
 
         Raises:
             InvalidData: not one value per key.
@@ -135,21 +135,21 @@ class KeyedBatch:
         return values[self.key_of_row] if isinstance(values, np.ndarray) else values.take(pa.array(self.key_of_row))
 
     def first_rows(self) -> pa.RecordBatch:
-        """The first row of each key, aligned with `keys`."""
+        """Return the first row of each key, aligned with `keys`."""
         return self.rows.take(pa.array(self.starts))
 
     def last_rows(self) -> pa.RecordBatch:
-        """The last row of each key, aligned with `keys`."""
+        """Return the last row of each key, aligned with `keys`."""
         return self.rows.take(pa.array(self.stops - 1))
 
     def state(self, name: str) -> KeyedState:
-        """The state of all keys, aligned with `keys`; with what this call of `process` has changed so far.
+        """Return the state of all keys, aligned with `keys`, with the changes of this call of `process` so far.
 
         Raises:
             InvalidPipeline: `states()` does not name it.
         """
         columns = self._columns(name)
-        # The time of a state that has one is the runtime's, behind the value columns.
+        # The time column, if any, belongs to the runtime; it comes after the value columns.
         schema = columns.schema.values
         values = pa.RecordBatch.from_arrays(columns.values[: len(schema)], schema=schema)
         return KeyedState(_frozen(columns.found.copy()), values)
@@ -161,8 +161,8 @@ class KeyedBatch:
             values: all value columns of the state: a mapping of names to numpy arrays or Arrow columns, a record batch
                 or a table. One row per key; with `where` also one row per key for which it is true.
             where: booleans, one per key.
-            due: of a state with `due`, when the keys fall due (ms): one integer for all, or a column like those of
-                `values`, where null is never. None: never.
+            due: for a state with `due`, the time (ms) at which the keys fall due: one integer for all, or a column like
+                those of `values`, where null is never. None: never.
 
         Raises:
             InvalidData: a wrong column, length or type, or a value that does not fit.
@@ -175,7 +175,7 @@ class KeyedBatch:
         columns.put(mask, [*fitted, *self._times(name, columns.schema.time, due, mask, count)])
 
     def clear(self, name: str, where: Any = None) -> None:
-        """Remove the state of all keys, or of those where a mask is true; nothing happens where there is none.
+        """Remove the state of all keys, or of those where a mask is true; keys without state are skipped.
 
         Raises:
             InvalidData: the mask is not one boolean per key.
@@ -184,19 +184,19 @@ class KeyedBatch:
         self._columns(name).clear(self._mask(name, "clear", where))
 
     def look_up(self, name: str, columns: Sequence[str] = ()) -> KeyedState:
-        """For the built-in processors, which do not call `state` for it: which keys have a value, and only some of the
-        value columns."""
+        """Return which keys have a value, and only some of the value columns. For built-in processors, which do not
+        call `state` for it."""
         found, values = self._version.find(name, self._rows.hashes, self._rows.keys, columns)
         schema = pa.schema([self._schemas[name].values.field(column) for column in columns])
         return KeyedState(found, pa.RecordBatch.from_arrays(values, schema=schema))
 
     def write(self, name: str, values: Any, where: Mask, found: Mask, *, due: Any = None) -> None:
-        """For the built-in processors, once in a call and instead of `update`: nobody reads the values again, so they
-        are not put among those that were there.
+        """Write new values, once in a call, instead of `update`. For built-in processors: the values are not read
+        again, so they are not merged with the old ones.
 
         Args:
             values, where, due: see `update`.
-            found: as `look_up` gave it.
+            found: the result of `look_up`.
         """
         schema = self._schemas[name]
         fitted = self._fit(name, schema.values, values, where)
@@ -204,7 +204,7 @@ class KeyedBatch:
         self._written[name] = _Written(schema, where, found, [*fitted, *times])
 
     def changes(self) -> tuple[dict[str, pa.RecordBatch], int]:
-        """For the runtime: per state what changed, as a sorted batch, and the live rows gained."""
+        """For the runtime: return per state the changes, as a sorted batch, and the live rows gained."""
         batches = {name: written.changes(self._rows) for name, written in self._written.items()}
         gained = sum(written.gained for written in self._written.values())
         for name, columns in self._states.items():
@@ -213,11 +213,11 @@ class KeyedBatch:
         return batches, gained
 
     def start_due(self, name: str, values: list[pa.Array]) -> None:
-        """For the runtime: the state of all keys is known, because it was found by its time."""
+        """For the runtime: set the state of all keys, which is known because it was found by its time."""
         self._states[name] = _StateColumns(self._schemas[name], np.ones(self.num_keys, dtype=np.bool_), values)
 
     def end_due(self, name: str) -> None:
-        """For the runtime: what was due and was not given another value is removed."""
+        """For the runtime: remove values that were due and were not updated."""
         columns = self._states[name]
         columns.clear(~columns.touched)
 
@@ -243,7 +243,7 @@ class KeyedBatch:
         return mask
 
     def _fit(self, name: str, schema: pa.Schema, values: Any, mask: Mask | None) -> list[pa.Array]:
-        """The columns of an update in the declared types and order, cut down to the keys of the mask."""
+        """Return the columns of an update in the declared types and order, only for the keys of the mask."""
         where = f"operator {self._operator!r}, state {name!r}"
         given = _named_columns(values, where)
         if sorted(given) != sorted(schema.names):
@@ -266,7 +266,7 @@ class KeyedBatch:
         return fit_column(column, field, lambda: where)
 
     def _times(self, name: str, time: Time, due: Any, mask: Mask | None, count: int) -> list[pa.Array]:
-        """The time column of an update, if the state has one."""
+        """Return the time column of an update, if the state has one."""
         where = f"operator {self._operator!r}, state {name!r}"
         if due is not None and time != "due":
             raise InvalidData(
@@ -288,8 +288,8 @@ class _Written:
     """New values of some keys of one state, and their times if it has one.
 
     Attributes:
-        where: which keys.
-        found: which had a value before.
+        where: the keys that are written.
+        found: the keys that had a value before.
     """
 
     schema: StateSchema
@@ -299,11 +299,11 @@ class _Written:
 
     @property
     def gained(self) -> int:
-        """Live rows that there were not before."""
+        """Return the number of live rows that did not exist before."""
         return int(np.count_nonzero(self.where & ~self.found))
 
     def changes(self, rows: GroupedRows) -> pa.RecordBatch:
-        """What to log."""
+        """Return the rows to log."""
         hashes, keys = rows.hashes, rows.keys
         if not bool(self.where.all()):
             at = pa.array(np.flatnonzero(self.where))
@@ -314,13 +314,13 @@ class _Written:
 
 
 class _StateColumns:
-    """One state of the batch's keys: what was stored, and what it is by now.
+    """One state of the batch's keys: its stored and its current values.
 
     Attributes:
         existed: which keys had a value when the epoch began.
-        found: which have one now.
-        values: the value columns now, and the time column if the state has one; null where there is none.
-        touched: which were updated or cleared.
+        found: which keys have one now.
+        values: the value columns now, and the time column if the state has one; null for keys without a value.
+        touched: which keys were updated or cleared.
     """
 
     def __init__(self, schema: StateSchema, existed: Mask, values: list[pa.Array]) -> None:
@@ -331,13 +331,13 @@ class _StateColumns:
         self.touched = np.zeros(len(existed), dtype=np.bool_)
 
     def put(self, mask: Mask | None, values: list[pa.Array]) -> None:
-        """New values, as many as the mask has true ones."""
+        """Set new values, as many as the mask has true ones."""
         if mask is None:
             self.values = values
             self.found[:] = self.touched[:] = True
             return
         count = len(self.found)
-        # Picking from old and new ones put together works for every type, nested ones too.
+        # Picking from the concatenated old and new values works for every type, nested ones too.
         at = np.arange(count)
         at[mask] = count + np.arange(np.count_nonzero(mask))
         picked = pa.array(at)
@@ -345,7 +345,7 @@ class _StateColumns:
         self.found[mask] = self.touched[mask] = True
 
     def clear(self, mask: Mask | None) -> None:
-        """No value any more."""
+        """Remove the values."""
         gone = np.ones(len(self.found), dtype=np.bool_) if mask is None else mask
         kept = pa.array(np.arange(len(gone)), mask=gone)
         self.values = [column.take(kept) for column in self.values]
@@ -353,7 +353,7 @@ class _StateColumns:
         self.touched[gone] = True
 
     def changes(self, rows: GroupedRows) -> pa.RecordBatch:
-        """What to log; clearing what was never stored leaves no trace."""
+        """Return the rows to log; clearing a value that was never stored logs nothing."""
         changed = self.touched & (self.found | self.existed)
         gone = ~self.found
         hashes, keys, values = rows.hashes, rows.keys, self.values
@@ -367,7 +367,7 @@ class _StateColumns:
 
 
 def _named_columns(values: Any, where: str) -> dict[str, Any]:
-    """The columns of an update by name."""
+    """Return the columns of an update by name."""
     if isinstance(values, Mapping):
         return dict(values)
     if isinstance(values, pa.Table | pa.RecordBatch):
@@ -380,7 +380,7 @@ def _named_columns(values: Any, where: str) -> dict[str, Any]:
 
 
 def _as_column(values: Any, field: pa.Field, where: str) -> pa.Array:
-    """One column as an Arrow array of whatever type it has."""
+    """Return one column as an Arrow array of its own type."""
     if isinstance(values, pa.ChunkedArray):
         if values.num_chunks == 1:
             return values.chunk(0)
@@ -399,7 +399,7 @@ def _as_column(values: Any, field: pa.Field, where: str) -> pa.Array:
 
 
 def _frozen(array: Array) -> Array:
-    """A view that cannot be written through: the runtime works on the same memory."""
+    """Return a read-only view: the runtime works on the same memory."""
     view: Array = array.view()
     view.flags.writeable = False
     return view

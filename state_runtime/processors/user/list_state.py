@@ -1,7 +1,7 @@
 """`ListState`: the interface of `pyspark.sql.streaming.stateful_processor.ListState`.
 
-An element's place is `(snapshot id << 28) | ordinal`, the ordinal counted per task and state: so appending needs no
-look at what is stored, and what is appended later comes later.
+An element's place is `(snapshot id << 28) | ordinal`, the ordinal counted per task and state: so an append need not
+read the stored list, and elements appended later come later.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class ListState(Collection):
         self._rows: list[tuple[Any, ...]] = []
 
     def exists(self) -> bool:
-        """Whether the list has an element."""
+        """Return whether the list has an element."""
         if self._own.get(self._scope.group):
             return True
         stored = self._stored()
         return bool(stored) if isinstance(stored, list) else bool(stored.exists())
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """The elements in order, as they are when the first one is fetched; iterators do not disturb each other.
+        """Yield the elements in order, as they are when the first one is fetched; iterators are independent.
 
-        Lists and maps inside them are the caller's own.
+        Lists and maps inside them are copies for the caller.
         """
         own = list(self._own.get(self._scope.group, ()))
         stored = self._stored()
@@ -98,13 +98,13 @@ class ListState(Collection):
         """Add elements at the end.
 
         Raises:
-            InvalidStateValue: no element, or one that does not fit; nothing is added then.
+            InvalidStateValue: no element, or one that does not fit; then nothing is added.
         """
         rows = self._elements(newState, "appendList")
         self._own[self._scope.group].extend(rows)
 
     def clear(self) -> None:
-        """Remove the list; nothing happens if there is none."""
+        """Remove the list, if there is one."""
         group = self._scope.group
         self._own.pop(group, None)
         if group not in self.cleared:
@@ -144,7 +144,7 @@ class ListState(Collection):
         self._rows = []
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
-        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        """Return the changes of user code in the slice, as a sorted batch, and the live rows gained."""
         markers = self._markers()
         ordered = sorted(self._own)
         lists = [self._own[group] for group in ordered]
@@ -176,10 +176,10 @@ class ListState(Collection):
         )
         return batch, count - self._lost
 
-    # --- what is stored ---
+    # --- stored rows ---
 
     def _stored(self) -> Any:
-        """The stored elements of the current key: a list, or a `_LongList`."""
+        """Return the stored elements of the current key: a list, or a `_LongList`."""
         group = self._scope.group
         if group in self.cleared:
             return _NOTHING
@@ -196,7 +196,7 @@ class ListState(Collection):
         return _LongList(self, self._scope.hashes[group], self._scope.key_of(group), self._scope.reader)
 
     def rows_of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Stored rows as elements."""
+        """Return stored rows as elements."""
         return self._codec.rows(self._schema.values_of(batch))
 
 
@@ -215,10 +215,10 @@ class _LongList:
         self._reader = reader
 
     def exists(self) -> bool:
-        """Whether an element is live: with a TTL all that are stored may have expired."""
+        """Return whether an element is live: with a TTL all stored ones may have expired."""
         return any(batch.num_rows for batch in self._reader.iter_entries(self._state.name, self._hash, self._key, 1))
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The elements in order; the reader never changes, so neither does what is seen."""
+        """Yield the elements in order; the reader never changes, so the result does not change either."""
         for batch in self._reader.iter_entries(self._state.name, self._hash, self._key, _CHUNK):
             yield from self._state.rows_of(batch)

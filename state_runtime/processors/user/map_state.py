@@ -1,8 +1,8 @@
 """`MapState`: the interface of `pyspark.sql.streaming.stateful_processor.MapState`.
 
-An entry is a stored row of its own, found by the hash of its map key: what changes is logged entry by entry, and of a
-large map only the entries that user code asks for are read. Two map keys are the same under Spark's grouping equality
-(null is null, NaN is NaN, 0.0 is -0.0). Entries come in no particular order.
+Each entry is a separate stored row, found by the hash of its map key: changes are logged entry by entry, and of a large
+map only the entries that user code asks for are read. Two map keys are the same under Spark's grouping equality
+(null is null, NaN is NaN, 0.0 is -0.0). Entries have no particular order.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["MapState", "entry_hashes"]
 
 _CHUNK = 10_000  # entries of a large map in memory at once, as Spark hands them over
 _REMEMBERED_MAX = 65_536
-"""Answers about entries of a large map that are kept while its key is current, about 250 bytes each."""
+"""Number of look-up results for a large map that are kept while its key is current, about 250 bytes each."""
 
 _ABSENT: Any = object()
-_NO_MAP = NO_GROUP - 1  # not the number that stands for no key, so that a call without one is noticed
+_NO_MAP = NO_GROUP - 1  # differs from `NO_GROUP`, so that a call without a current key is noticed
 
 
 class MapState(Collection):
-    """A map per key. The first read loads the maps of many keys at once; of a large map only what is asked for."""
+    """A map per key. The first read loads the maps of many keys at once; of a large map only the requested entries."""
 
     def __init__(self, name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> None:
         """
@@ -47,7 +47,7 @@ class MapState(Collection):
         self._key_codec = ValueCodec(entries, where, takes_bare=True)
         self._codec = ValueCodec(schema.values, where)
         self._width = self._codec.width
-        # Keys of plain types are dictionary keys as they are; the others are wrapped.
+        # Keys of plain types are used as dictionary keys directly; the others are wrapped.
         self._wrap: Any = None if all(_hashes_plainly(f.type) for f in entries) else _EqualKey
         self._is_plain = self._codec.is_plain
         self._is_plain_key: Callable[[Any], bool] = self._key_codec.is_plain if self._wrap is None else _never
@@ -60,12 +60,12 @@ class MapState(Collection):
         self._at = _NO_MAP
         self._log: dict[Any, Any] = self._no_key
         self._base: Any = self._no_key
-        self._read: Callable[[Any], Any] = self._no_key.get  # what the base has of a map key, or None
+        self._read: Callable[[Any], Any] = self._no_key.get  # the base's value of a map key, or None
         self._keys: list[Any] = []
         self._values: list[Any] = []
 
     def exists(self) -> bool:
-        """Whether the map has an entry."""
+        """Return whether the map has an entry."""
         if self._scope.group != self._at:
             self._enter()
         log = self._log
@@ -75,7 +75,7 @@ class MapState(Collection):
         return any(key not in log for key in base) if log else bool(base)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The value of a map key as a Row, or None; lists and maps inside it are the caller's own."""
+        """Return the value of a map key as a Row, or None; lists and maps inside it are copies for the caller."""
         if not self._is_plain_key(key):
             key = self._key_of(key, "getValue")
         if self._scope.group != self._at:
@@ -89,7 +89,7 @@ class MapState(Collection):
         return made
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        """Whether the map has a key."""
+        """Return whether the map has a key."""
         if not self._is_plain_key(key):
             key = self._key_of(key, "containsKey")
         if self._scope.group != self._at:
@@ -102,7 +102,7 @@ class MapState(Collection):
 
         Raises:
             InvalidStateValue: key or value is not a tuple of its schema's fields and their types. A key of one field
-                may also be given without the tuple around it.
+                may also be given without the tuple.
         """
         if not self._is_plain_key(key):
             key = self._key_of(key, "updateValue")
@@ -113,21 +113,21 @@ class MapState(Collection):
         self._log[key] = value
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """The entries as they are when the first one is fetched; iterators do not disturb each other."""
+        """Yield the entries as they are when the first one is fetched; iterators are independent."""
         fresh_key, fresh = self._fresh_key, self._fresh or tuple
         for key, value in self._items():
             yield fresh_key(key), fresh(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """The map keys, as `iterator`."""
+        """Yield the map keys, as `iterator`."""
         yield from map(self._fresh_key, (key for key, _ in self._items()))
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """The values, as `iterator`."""
+        """Yield the values, as `iterator`."""
         yield from map(self._fresh or tuple, (value for _, value in self._items()))
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
-        """Remove an entry; nothing happens if there is none."""
+        """Remove an entry, if it exists."""
         if not self._is_plain_key(key):
             key = self._key_of(key, "removeKey")
         if self._scope.group != self._at:
@@ -135,7 +135,7 @@ class MapState(Collection):
         self._log[key] = None
 
     def clear(self) -> None:
-        """Remove all entries; nothing happens if there is none."""
+        """Remove all entries, if there are any."""
         if self._scope.group != self._at:
             self._enter()
         if self._at not in self.cleared:
@@ -178,7 +178,7 @@ class MapState(Collection):
         self._keys, self._values = [], []
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
-        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        """Return the changes of user code in the slice, as a sorted batch, and the live rows gained."""
         self._leave()
         markers = self._markers()
         ordered = sorted(group for group, log in self._logs.items() if log)
@@ -205,9 +205,9 @@ class MapState(Collection):
     def _gained(
         self, ordered: list[int], groups: Positions, entries: Hashes, keys: list[pa.Array], gone: Mask
     ) -> tuple[int, Mask]:
-        """Live entries gained, and which removals are of nothing that is stored.
+        """Return the live entries gained, and a mask of removals that concern no stored entry.
 
-        Of keys whose map was never read the touched entries are looked up now, in one go.
+        For keys whose map was never read, the touched entries are looked up here, all at once.
         """
         known = [self._gains.get(group) for group in ordered]
         gained = sum(g for g in known if g is not None)
@@ -224,7 +224,7 @@ class MapState(Collection):
     # --- the current key ---
 
     def _enter(self) -> None:
-        """Another key is current: find its log and what is stored for it."""
+        """Switch to another current key: find its log and its stored entries."""
         group = self._scope.group
         if group == NO_GROUP:
             self._no_key.refuse()
@@ -244,8 +244,8 @@ class MapState(Collection):
         self._read = base.get
 
     def _leave(self) -> None:
-        """Note how many entries the current key gained and forget pointless removals, while it is known what was
-        stored."""
+        """Record how many entries the current key gained, and drop pointless removals, while its stored entries are
+        known."""
         if self._at == _NO_MAP or not self._log:
             return
         base = self._base
@@ -256,7 +256,7 @@ class MapState(Collection):
                 if key in base:
                     gained -= value is None
                 elif value is None:
-                    pointless.append(key)  # removed before it was known what is stored
+                    pointless.append(key)  # removed before the stored entries were known
                 else:
                     gained += 1
             for key in pointless:
@@ -266,7 +266,7 @@ class MapState(Collection):
             self._gains.pop(self._at, None)
 
     def load(self) -> Any:
-        """What is stored for the current key."""
+        """Load the stored entries of the current key."""
         self._stand_on(self._load(self._at))
         return self._base
 
@@ -282,7 +282,7 @@ class MapState(Collection):
         return _LargeMap(self, self._scope, group)
 
     def entry_of(self, key: Any) -> int:
-        """The `entry` of one map key.
+        """Return the `entry` of one map key.
 
         Raises:
             InvalidData: the key is beyond the range of its type.
@@ -290,20 +290,20 @@ class MapState(Collection):
         if self._hash_of is None:
             return self._entry_by_column(key)
         try:
-            return self._hash_of(key) or 1  # 0 is the clear marker's
+            return self._hash_of(key) or 1  # 0 is reserved for the clear marker
         except (ValueError, OverflowError):
-            return self._entry_by_column(key)  # which says what does not fit
+            return self._entry_by_column(key)  # its error says why the key does not fit
 
     def _entry_by_column(self, key: Any) -> int:
         return int(entry_hashes(self._key_codec.columns([key]))[0])
 
     def view_of(self, batch: pa.RecordBatch) -> _StoredEntries:
-        """Stored rows, to be read one at a time."""
+        """Return a view of stored rows that decodes one row at a time."""
         keys = self._key_codec.row_at(self._schema.entry_columns_of(batch))
         return _StoredEntries(keys, self._codec.row_at(self._schema.values_of(batch)), self._wrap)
 
     def items_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Stored rows as entries."""
+        """Return stored rows as entries."""
         self._decode(batch)
         return zip(self._keys, self._values)
 
@@ -312,7 +312,7 @@ _NOTHING: dict[Any, Any] = {}
 
 
 def entry_hashes(keys: list[pa.Array]) -> Hashes:
-    """The `entry` of map keys; 0 is the clear marker's."""
+    """Return the `entry` of map keys; 0 is reserved for the clear marker."""
     hashes: Hashes = np.maximum(hash_rows(keys), np.uint64(1))
     return hashes
 
@@ -322,12 +322,12 @@ def _never(key: Any) -> bool:
 
 
 def _hashes_plainly(data_type: pa.DataType) -> bool:
-    """Whether Python values of a type are equal and hash as the state's rows are."""
+    """Return whether equality and hashes of a type's Python values match those of the state's rows."""
     return not (pa.types.is_floating(data_type) or pa.types.is_nested(data_type))
 
 
 class _EqualKey(tuple[Any, ...]):
-    """A map key under Spark's grouping equality: NaN equals NaN; arrays and maps in it are compared by content."""
+    """A map key under Spark's grouping equality: NaN equals NaN; arrays and maps inside it are compared by content."""
 
     __slots__ = ()
 
@@ -352,7 +352,7 @@ def _frozen(value: Any) -> Any:
 
 
 class _NotLoaded:
-    """Stands for what is stored for the current key until user code asks for it."""
+    """Placeholder for the stored entries of the current key until user code reads one."""
 
     __slots__ = ("_state",)
 
@@ -391,7 +391,7 @@ class _StoredEntries:
 
 
 class _Remembered(dict[Any, Any]):
-    """Answers of a finder, None where there is no such entry. Those that are known are read without a Python call."""
+    """Results of a finder, None for a missing entry. Known results are read without a Python call."""
 
     def __init__(self, state: MapState, finder: Callable[[], EntryFinder]) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ class _Remembered(dict[Any, Any]):
 
 
 class _LargeMap:
-    """A stored map that is too large to be loaded: single entries are looked up, and iterating streams."""
+    """A stored map that is too large to be loaded: single entries are looked up, and iteration streams them."""
 
     __slots__ = ("_hash", "_key", "_reader", "_state", "get", "remembered")
 

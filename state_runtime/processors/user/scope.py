@@ -1,9 +1,9 @@
-"""Which keys user code can work on, and which of them is current; shared by the handle and all its states.
+"""The keys that user code can work on, and the current one; shared by the handle and all its states.
 
 A task goes through *passes* (initial state, input, timers) and a pass through *slices* of keys. While user code runs,
 every state is attached to the slice: it numbers the slice's keys 0, 1, … in the order of their hashes (a *group*
-number), and user code always means the current group. Outside of that (in `init` and `close`) states are detached and
-refuse to be used.
+number), and user code always works on the current group. At other times (in `init` and `close`) states are detached
+and refuse to be used.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["ENTRIES_PER_KEY_MAX", "NO_GROUP", "Collection", "NoKey", "Scope", "S
 NO_GROUP = -1
 
 ENTRIES_PER_KEY_MAX = 4_096
-"""A list or map with more stored rows than this (an upper bound) is read on demand instead of together with other
-keys'."""
+"""A list or map with more stored rows than this (an upper bound) is read on demand; smaller ones are read together with
+those of other keys."""
 
 _WINDOW_FIRST, _WINDOW_MAX = 4_096, 131_072
-"""Stored rows that are made Python values at once: doubled from the first to the last while user code goes on reading.
-About 1 µs and 200 bytes a row, so that one wanted key does not cost the values of all others."""
+"""Stored rows that are decoded to Python values at once; the number doubles from first to max while user code reads on.
+A row takes about 1 µs and 200 bytes, so reading one key does not cost the values of all others."""
 
 
 class Scope:
     """The slice that user code works on.
 
     Attributes:
-        group: number of the current key; `NO_GROUP` where there is none.
+        group: number of the current key; `NO_GROUP` if no key is current.
         hashes, keys: of the slice's keys, sorted by hash.
         reader: the state before the slice, with the changes of earlier passes.
-        order: the groups in the order in which user code gets them; None if that is 0, 1, … Groups may occur again.
-        place: position of the current call in `order`; only kept where there is an order.
+        order: the groups in the order in which user code gets them; None if that is 0, 1, … Groups may be repeated.
+        place: position of the current call in `order`; only kept if there is an order.
     """
 
     __slots__ = ("group", "hashes", "keys", "order", "place", "reader")
@@ -61,43 +61,43 @@ class Scope:
         self.group = NO_GROUP
 
     def key_of(self, group: int) -> list[pa.Array]:
-        """The key columns of one group, one row each."""
+        """Return the key columns of one group, one row each."""
         return [k.slice(group, 1) for k in self.keys]
 
     def upcoming(self) -> Positions:
-        """The groups that user code will get from now on, the current one first; some may occur twice."""
+        """Return the groups that user code will get from now on, the current one first; some may occur twice."""
         if self.order is None:
             return np.arange(self.group, len(self.hashes))
         return self.order[self.place :]
 
 
 class SliceState(Protocol):
-    """What the passes ask of a state (and of the timers)."""
+    """The methods of a state (and of the timers) that the passes call."""
 
     name: str
 
     def attach(self) -> None:
-        """The scope has entered a slice."""
+        """Attach to the slice that the scope has entered."""
         ...
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
-        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        """Return the changes of user code in the slice, as a sorted batch, and the live rows gained."""
         ...
 
     def detach(self) -> None:
-        """The scope leaves the slice."""
+        """Detach from the slice that the scope leaves."""
         ...
 
 
 class NoKey(dict[Any, Any]):
-    """Stands where a state keeps its keys' data while there is no key: whoever touches it is told so."""
+    """Placeholder for a state's per-key data while no key is current: every access raises an error."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
         self._where = where
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Say that there is no key."""
+        """Raise the error that no key is current."""
         raise InvalidStateUse(
             f"{self._where} is used where no key is current; states and timers belong into handleInputRows, "
             "handleExpiredTimer and handleInitialState"
@@ -107,10 +107,10 @@ class NoKey(dict[Any, Any]):
 
 
 class Collection:
-    """What lists, maps and timers have in common: what is stored for the slice's keys, fetched many keys at a time.
+    """Common base of lists, maps and timers: the stored rows of the slice's keys, fetched for many keys at a time.
 
     Attributes:
-        bases: per group what is stored, as far as it is loaded; the form is the subclass's. Without an entry: not
+        bases: per group its stored rows if they are loaded, in the subclass's form. A group without an entry is not
             loaded.
         cleared: groups whose stored rows user code has removed.
     """
@@ -128,7 +128,7 @@ class Collection:
 
     @property
     def bounds(self) -> Positions:
-        """Per group an upper bound of what is stored."""
+        """Per group an upper bound of the number of stored rows."""
         if self._bounds is None:
             self._bounds = self._scope.reader.entry_bounds(self.name, self._scope.hashes)
         return self._bounds
@@ -140,9 +140,9 @@ class Collection:
         self._window = _WINDOW_FIRST
 
     def _load(self, group: int) -> Any:
-        """What is stored for the current key; with it, what is stored for as many of the next ones as a window holds.
+        """Return the stored rows of the current key; load as many of the next keys with it as a window holds.
 
-        Keys of earlier windows are forgotten; user code does not come back to them, or rarely.
+        Keys of earlier windows are dropped from memory; user code rarely returns to them.
         """
         bounds = self.bounds
         if bounds[group] > ENTRIES_PER_KEY_MAX:
@@ -173,19 +173,19 @@ class Collection:
             self.bases[group] = self._small(bounds[number], bounds[number + 1])
 
     def _decode(self, batch: pa.RecordBatch) -> None:
-        """Make Python values of a batch of stored rows, for `_small` to cut."""
+        """Decode a batch of stored rows to Python values, for `_small` to cut."""
         raise TypeError("a subclass says how")
 
     def _small(self, start: int, stop: int) -> Any:
-        """What is stored for one key: decoded rows `start … stop`."""
+        """Return the stored content of one key: decoded rows `start … stop`."""
         raise TypeError("a subclass says how")
 
     def _large(self, group: int) -> Any:
-        """What is stored for a key with more rows than are loaded at once."""
+        """Return the stored content of a key with more rows than are loaded at once."""
         raise TypeError("a subclass says how")
 
     def _are_stored(self, groups: Positions, entries: Hashes, entry_columns: list[pa.Array]) -> Mask:
-        """Which of some entries the state has, looked up at once; keys with nothing stored are not."""
+        """Return which of some entries the state has, in one look-up; keys without stored rows are skipped."""
         scope = self._scope
         stored = np.zeros(len(groups), dtype=np.bool_)
         asked = np.flatnonzero(self.bounds[groups] > 0)
@@ -202,7 +202,7 @@ class Collection:
         return stored
 
     def _markers(self) -> Positions:
-        """The cleared groups for which something may be stored, sorted: what a clear marker is for."""
+        """Return the cleared groups that may have stored rows, sorted: they need a clear marker."""
         if not self.cleared:
             return np.empty(0, dtype=np.int64)
         groups = np.array(sorted(self.cleared), dtype=np.int64)
@@ -220,7 +220,7 @@ def entries_batch(
     times: pa.Array | None,
     markers: Positions,
 ) -> pa.RecordBatch:
-    """A sorted batch of the entries layout from rows in order of their groups, and clear markers.
+    """Make a sorted batch of the entries layout, from rows in order of their groups and from clear markers.
 
     Args:
         groups, entries, deleted, entry_columns, values, times: one per row.

@@ -1,11 +1,11 @@
-"""pyspark's own `StatefulProcessor`, both flavours, driven a shard at a time.
+"""pyspark's own `StatefulProcessor`, both flavours, driven one shard at a time.
 
-Spark asks its state store over a socket for every call of a state. Here what is stored is looked up for many keys at
-once, user code works on Python values, and what it changed is written at once at the end.
+Spark asks its state store over a socket for every call of a state. Here the stored state of many keys is looked up at
+once, user code works on Python values, and its changes are written together at the end.
 
 Life cycle of an epoch in a shard, with a fresh copy of the processor: (1) `init`; (2) in a job's first epoch all rows
 of the initial state; (3) `handleInputRows` once per key, in order of the key hashes; (4) `handleExpiredTimer` once per
-due timer, in order of their times, for the timers that were there when (3) ended; (5) `close`, whatever happened.
+due timer, in order of their times, for the timers that existed when (3) ended; (5) `close`, also after an error.
 """
 
 from __future__ import annotations
@@ -47,32 +47,33 @@ from state_runtime.state.table import StateSchema
 __all__ = ["SLICE_KEYS_MAX", "SLICE_ROWS_MAX", "StatefulProcessorOperator"]
 
 SLICE_KEYS_MAX, SLICE_ROWS_MAX = 16_384, 50_000
-"""Measured on a million rows of 500,000 keys: larger slices take more memory (a quarter of it at 16,384 keys of what
-one slice would take) and, because the objects of a slice then leave the processor's caches, more time too."""
+"""Measured on a million rows of 500,000 keys. Larger slices take more memory (16,384 keys take a quarter of the memory
+of a single slice) and also more time, because the objects of a slice then leave the processor's caches."""
 
 _DOMAINS: Mapping[TimeMode, TimeDomain] = {"none": "", "processing": "processing", "event": "event"}
 
 
 @dataclass(frozen=True)
 class StatefulProcessorOperator(WokenWhenDue):
-    """An operator around a user's `StatefulProcessor`.
+    """An operator that runs a user's `StatefulProcessor`.
 
     Attributes:
         state_schemas: of the declared states; the timers' is added in time modes that have timers.
         state_ddl: Spark's DDL of each state's value columns, for the manifest.
-        processor: as the user made it; every task gets a copy of its own through Spark's closure.
+        processor: as the user made it; every task gets its own copy through Spark's closure.
         pandas: the flavour of `transformWithStateInPandas` (iterators of frames), else rows.
-        state_kinds: "value", "list" or "map"; what is not named is a value.
+        state_kinds: "value", "list" or "map"; a state that is not listed is a value.
         entry_ddl: of maps, DDL of the map's key columns.
         ttls_ms: of states with a TTL.
-        dropped: names given to `deleteIfExists`.
-        time_mode: which clock timers and TTLs follow.
-        output_mode: append, update or complete; only noted.
-        event_time_column: of the input, what its watermark is about; empty if there is none.
-        output_event_time: of the output, what the next operator's watermark is about; empty if there is none.
-        time_zone: of the session; empty for what the input's timestamps say.
+        dropped: names passed to `deleteIfExists`.
+        time_mode: the clock that timers and TTLs follow.
+        output_mode: append, update or complete; only recorded.
+        event_time_column: of the input, the column that its watermark refers to; empty if there is none.
+        output_event_time: of the output, the column that the next operator's watermark refers to; empty if there is
+            none.
+        time_zone: of the session; empty for the zone in the input's timestamp types.
         frame_rows_max: rows of one frame.
-        slice_keys_max, slice_rows_max: so many keys or rows (of one key also more) are Python objects at once.
+        slice_keys_max, slice_rows_max: maximum keys and rows that are Python objects at once; one key may have more.
     """
 
     uid: str
@@ -104,7 +105,7 @@ class StatefulProcessorOperator(WokenWhenDue):
             object.__setattr__(self, "state_schemas", schemas)
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         states = [
             StateEntry(name, self.kind_of(name), ddl, self.entry_ddl.get(name, ""), self.state_schemas[name].time)
             for name, ddl in sorted(self.state_ddl.items())
@@ -115,7 +116,7 @@ class StatefulProcessorOperator(WokenWhenDue):
         return OperatorEntry(self.uid, "stateful-processor", self.key_ddl, tuple(states), modes)
 
     def kind_of(self, state: str) -> StateKind:
-        """The kind of a declared state."""
+        """Return the kind of a declared state."""
         return self.state_kinds.get(state, "value")
 
     @property
@@ -135,7 +136,7 @@ class StatefulProcessorOperator(WokenWhenDue):
 
         Raises (while `outputs` is drained):
             UserCodeError: the processor raised; with its file and line, operator, shard and key hash.
-            InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
+            InvalidData, InvalidPipeline: it misused the handle or a state, or emitted values that do not fit.
         """
         result = ShardResult(iter(()))
         result.outputs = _Epoch(self, version, clock, shard, result).run(slices, initial)
@@ -143,7 +144,7 @@ class StatefulProcessorOperator(WokenWhenDue):
 
 
 class _Epoch:
-    """One epoch of one shard: the passes over a processor, and what they leave behind."""
+    """One epoch of one shard: the passes over a processor, and their results."""
 
     def __init__(
         self,
@@ -160,8 +161,8 @@ class _Epoch:
         self._result = result
         self._stored = reader
         self._reader = reader
-        self._changes = Changes(operator.state_schemas)  # anew in `run`, once it is known where they are held
-        self._pending: list[Any] = []  # outputs that do not fill a batch yet
+        self._changes = Changes(operator.state_schemas)  # made again in `run`, when `hold` is known
+        self._pending: list[Any] = []  # outputs that do not yet fill a batch
         kinds = {name: operator.kind_of(name) for name in operator.state_ddl}
         self._handle = Handle(
             operator.uid,
@@ -178,7 +179,7 @@ class _Epoch:
         self._timer_values = TimerValues(-1, -1) if timeless else TimerValues(clock.batch_time_ms, clock.watermark_ms)
 
     def run(self, slices: Iterable[RowSlice], initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
-        """Everything, in order; the result is filled when this is drained."""
+        """Run all passes in order; the result is filled when this is drained."""
         self._changes = Changes(self._operator.state_schemas, self._result.hold)
         self._call(self._processor.init, self._handle)
         self._handle.initialized()
@@ -211,7 +212,7 @@ class _Epoch:
             self._call(self._processor.close)
         except StillstateError:
             if not failed:
-                raise  # else the first error is the one to tell
+                raise  # else the first error is the one to report
 
     def _initial_pass(self, initial: GroupedRows) -> None:
         flavour = self._flavour(initial.rows.schema)
@@ -241,7 +242,7 @@ class _Epoch:
         return rows
 
     def _of_one_key(self, first: GroupedRows, rest: Iterator[GroupedRows]) -> tuple[GroupedRows, Iterator[GroupedRows]]:
-        """The first of a key's pieces that has rows which are not late, and those after it."""
+        """Return the first of a key's pieces that has rows which are not late, and the pieces after it."""
         pieces = (self._checked(first, piece) for piece in rest)
         on_time = (piece for piece in map(self._on_time, chain([first], pieces)) if piece.groups)
         return next(on_time, without_rows(first)), on_time
@@ -257,7 +258,7 @@ class _Epoch:
     def _input_slice(
         self, rows: GroupedRows, flavour: HandlerInput, rest: Iterator[GroupedRows] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of some keys; of one whose rows are not held at once also `rest`, which user code reads on."""
+        """Process the rows of some keys; `rest` has the further rows of a key whose rows are not all held at once."""
         if rest is None:
             rows, more = self._on_time(rows), None
         else:
@@ -292,7 +293,7 @@ class _Epoch:
         operator, clock = self._operator, self._clock
         bound_ms = clock.batch_time_ms if operator.time_mode == "processing" else clock.watermark_ms
         schema = operator.state_schemas[TIMERS]
-        # The snapshot: what user code registers or deletes from now on does not change it.
+        # A snapshot: timers that user code registers or deletes from now on do not change it.
         due = self._reader.due(TIMERS, bound_ms)
         make_key = partial(tuple.__new__, row_class_of(operator.key_columns))
         for piece in due_slices(due, schema, operator.slice_keys_max):
@@ -362,12 +363,12 @@ class _Epoch:
         self._handle.scope.leave()
 
     def _seal(self, *, more: bool = True) -> None:
-        """End a pass. If more follow, they see what it changed on top of the state."""
+        """End a pass. If more passes follow, they see its changes on top of the state."""
         if self._changes.seal() and more:
             self._reader = self._changes.on_top(self._stored)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Run user code that is called for no key."""
+        """Run user code that is not called for a key."""
         try:
             function(*arguments)
         except StillstateError as error:
@@ -376,7 +377,7 @@ class _Epoch:
             raise user_error(self._operator.uid, self._shard, error) from error
 
     def _guarded(self, pieces: Iterator[list[Any]]) -> Iterator[list[Any]]:
-        """What user code yields; its exceptions say for which key."""
+        """Yield the outputs of user code; its exceptions name the key's hash."""
         while True:
             try:
                 piece = next(pieces, None)

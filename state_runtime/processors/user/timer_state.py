@@ -1,4 +1,4 @@
-"""Timers: per key a set of times, stored as a state of their own with an index by time."""
+"""Timers: per key a set of times, stored as a separate state with an index by time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TIMERS = "$timers"
 
 _CHUNK = 10_000
 _EARLIEST, _END = -(1 << 63) + 1, 1 << 63
-"""A timer's time is a long. The very first long is refused: in the state it could not be told from the second."""
+"""A timer's time is a long. The lowest long is refused: the state could not tell it from the next one."""
 
 
 def timers_schema(key_schema: pa.Schema) -> StateSchema:
-    """The columns of the timers' state: nothing but the time."""
+    """Return the columns of the timers' state: only the time."""
     return StateSchema(key_schema, pa.schema([]), pa.schema([]), "due")
 
 
@@ -39,7 +39,7 @@ class Timers(Collection):
         self._times: list[int] = []
 
     def register(self, expiryTimestampMs: int) -> None:
-        """Register a timer; once, however often it is called. A time that has passed fires too.
+        """Register a timer; repeated calls register it once. A time that has passed fires too.
 
         Raises:
             InvalidStateValue: not a whole number of milliseconds that fits a long.
@@ -54,7 +54,7 @@ class Timers(Collection):
             own[expiryTimestampMs] = True
 
     def delete(self, expiryTimestampMs: int) -> None:
-        """Delete a timer; nothing happens if there is none.
+        """Delete a timer; nothing happens if it does not exist.
 
         Raises:
             InvalidStateValue: not a whole number of milliseconds that fits a long.
@@ -69,7 +69,7 @@ class Timers(Collection):
             own[expiryTimestampMs] = False
 
     def list(self) -> Iterator[int]:
-        """The current key's timers, ascending, as they are when the first one is fetched."""
+        """Yield the current key's timers, ascending, as they are when the first one is fetched."""
         group = self._scope.group
         own = dict(self._own.get(group) or {})
         base = self.bases.get(group)
@@ -100,7 +100,7 @@ class Timers(Collection):
         self._times = []
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
-        """What user code changed in the slice, as a sorted batch, and the timers gained."""
+        """Return the changes of user code in the slice, as a sorted batch, and the timers gained."""
         ordered = sorted(self._own)
         if not ordered:
             return self._schema.empty(), 0
@@ -111,8 +111,8 @@ class Timers(Collection):
         entries = entry_of_time(times)
         stored = self._are_stored(groups, entries, [])
         gained = int(np.count_nonzero(there & ~stored)) - int(np.count_nonzero(~there & stored))
-        # What was never stored leaves no trace. What is registered again is written again: it may just have fired, and
-        # what an epoch has taken is only looked at again if it is written anew.
+        # Deleting a timer that was never stored writes nothing. A timer that is registered again is written again: it
+        # may just have fired, and an epoch's taken timers are only read again if they are written again.
         kept = there | stored
         groups, times, entries, gone = groups[kept], times[kept], entries[kept], ~there[kept]
         if not len(groups):
@@ -121,7 +121,7 @@ class Timers(Collection):
         none = np.empty(0, dtype=np.int64)
         return entries_batch(self._schema, self._scope, groups, entries, gone, [], [], due, none), gained
 
-    # --- what is stored ---
+    # --- stored rows ---
 
     def _decode(self, batch: pa.RecordBatch) -> None:
         self._times = self._schema.times_of(batch).to_numpy(zero_copy_only=False).tolist()

@@ -1,11 +1,11 @@
-"""What user code is told when it uses the handle or a state in a way that Spark refuses too.
+"""Errors for user code that uses the handle or a state in a way that Spark refuses too.
 
-Spark raises `PySparkRuntimeError` there, and code that was written for Spark may catch it; the rest of Stillstate knows
-our own tree of errors. So inside user code an error is both. Where it leaves user code uncaught, `plain` makes it one
-of ours only: drivers and the command line need no pyspark to know it.
+Spark raises `PySparkRuntimeError` there, and code that was written for Spark may catch it; the rest of Stillstate uses
+its own tree of errors. So inside user code an error is of both classes. If it leaves user code uncaught, `plain` makes
+it one of Stillstate's only: drivers and the command line handle it without pyspark.
 
-Unlike in Spark, where most of these break the task's connection to its state, every one can be caught, and then nothing
-has happened.
+In Spark most of these errors break the task's connection to its state. Here each one can be caught, and then the call
+has had no effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["InvalidStateUse", "InvalidStateValue", "plain"]
 
 
 class _AlsoSparks(PySparkRuntimeError):
-    """Both parents have an `__init__` of their own, and pyspark's wants to format its message."""
+    """Mixin for two parents with different `__init__`: pyspark's one would format its message."""
 
     def __init__(self, message: str) -> None:
         PySparkRuntimeError.__init__(self, message)
@@ -33,11 +33,11 @@ class InvalidStateUse(_AlsoSparks, InvalidPipeline):
 
 
 class InvalidStateValue(_AlsoSparks, InvalidData):
-    """What user code wants to store does not fit the state's schema, or what is stored cannot be given to Python."""
+    """A value from user code does not fit the state's schema, or Python cannot represent a stored value."""
 
 
 def plain(error: StillstateError) -> StillstateError:
-    """The error for readers outside user code: without pyspark's class, and with the place that it left."""
+    """Return the error for readers outside user code: without pyspark's class, with its place in user code."""
     if isinstance(error, InvalidStateUse):
         return InvalidPipeline(f"{error}{place_in_user_code(error)}")
     if isinstance(error, InvalidStateValue):

@@ -1,13 +1,13 @@
-"""Values of states: what user code may give, what it gets back, and the Arrow columns between; by the declared types.
+"""Values of states: the values that user code may write, those that it reads, and their Arrow columns; by schema.
 
-What is read is what Spark gives: structs are Rows, arrays lists, maps dictionaries, timestamps datetimes without a zone
-in the time zone of the process. What is written may be looser (dictionaries for structs, datetimes with a zone, pandas
-and numpy scalars, a whole double for a long). A value is brought into the form in which it is read when it is written;
-so what was written is read back the same in this epoch and in any later one, and a list that user code changes
-afterwards changes nothing.
+User code reads the same values as in Spark: structs are Rows, arrays lists, maps dictionaries, timestamps datetimes
+without a zone in the time zone of the process. It may write looser ones (dictionaries for structs, datetimes with a
+zone, pandas and numpy scalars, a whole double for a long). A written value is converted at once to the form in which
+it is read. So it is read back the same in this epoch and in any later one, and a list that user code changes
+afterwards does not change the state.
 
-Where Spark would store null or cut something off without a word, we refuse: at once (fields, structure, types), or when
-the column is made (ranges of numbers), which is still within the epoch. docs/parity.md lists what is converted.
+Where Spark would silently store null or truncate a value, Stillstate refuses it: at once (fields, structure, types),
+or when the column is made (ranges of numbers), still within the epoch. docs/parity.md lists the conversions.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class ValueCodec:
     Args:
         schema: at least one field.
         where: operator and state, for messages.
-        takes_bare: whether one value may stand for a row of one field, as Spark's own processors give keys of maps.
+        takes_bare: whether a bare value may be given for a row of one field, as Spark's own processors give keys of
+        maps.
 
     Attributes:
         plain: the types of rows (tuples) that are read as they are written; all others go through `row_of`, which adds
-            to them. Empty if some field has to be looked at in every row.
-        is_plain: whether a row is a tuple of such types: what every call asks of every row.
-        fresh: a copy of a row without anything that user code could change in place in common; None if rows hold
-            nothing of that kind.
+            to them. Empty if a field has to be checked in every row.
+        is_plain: whether a row is a tuple of such types; every call checks it for every row.
+        fresh: copies a row so that user code shares no mutable part with the state; None if rows have no mutable part.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class ValueCodec:
         self.fresh = _row_copy(copies) if any(copies) else None
 
     def row_of(self, value: Any, method: str) -> tuple[Any, ...]:
-        """A row as user code gave it, in the form in which it is read.
+        """Convert a row of user code to the form in which it is read.
 
         Raises:
             InvalidStateValue: not a row of this schema's fields, or a field of another kind that cannot be converted
@@ -135,10 +135,10 @@ class ValueCodec:
         return InvalidStateValue(f"{self._where}: {method}() got a value that does not fit")
 
     def rows(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
-        """Stored columns as the rows that user code reads.
+        """Return stored columns as the rows that user code reads.
 
         Raises:
-            InvalidStateValue: Python has no value for one of them. States that were imported may hold such.
+            InvalidStateValue: Python cannot represent one of the values. Imported states may hold such values.
         """
         return list(zip(*map(self._read, self._reads, columns, self._fields)))
 
@@ -154,7 +154,7 @@ class ValueCodec:
             ) from None  # the cause holds the value
 
     def row_at(self, columns: Sequence[pa.Array]) -> Callable[[int], tuple[Any, ...]]:
-        """As `rows`, one row at a time: nothing is read of the others."""
+        """Return a function that gives one row as `rows` does; it decodes no other row."""
         cells = [
             _cell_of(partial(self._read, read, field=field), column)
             for read, column, field in zip(self._reads, columns, self._fields)
@@ -165,10 +165,10 @@ class ValueCodec:
         return lambda at: tuple([cell(at) for cell in cells])
 
     def columns(self, rows: Sequence[tuple[Any, ...] | None], *, holes: bool = False) -> list[pa.Array]:
-        """Rows as columns to store.
+        """Return rows as columns to store.
 
         Args:
-            holes: whether there are None among the rows, which become nulls.
+            holes: whether the rows include None, which becomes null.
 
         Raises:
             InvalidData: a value does not fit its field.
@@ -183,9 +183,9 @@ class ValueCodec:
 
 
 def _plain_check(width: int, plain: Set[tuple[_Type | None, ...]]) -> Callable[[Any], bool]:
-    """Whether a row is a tuple whose types are among the given ones.
+    """Return a check whether a row is a tuple whose types are in `plain`.
 
-    Written out for few fields: `tuple(map(type, row))` takes three times as long, and this is asked for every row.
+    Written out for few fields: `tuple(map(type, row))` takes three times as long, and every row is checked.
     """
 
     def one(row: Any) -> bool:
@@ -212,7 +212,7 @@ _QUARTER_S: Final = 900
 
 
 class _Misfit(Exception):
-    """Why a value does not fit; holds no value."""
+    """Why a value does not fit; the text holds no value."""
 
 
 _REFUSALS = (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation)
@@ -222,19 +222,19 @@ _REFUSALS = (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation)
 
 
 def read_column(column: pa.Array) -> list[Any]:
-    """A column as the values that user code reads from a state."""
+    """Return a column as the values that user code reads from a state."""
     return _read_of(column.type)(column)
 
 
 def local_timestamps(column: pa.Array) -> list[Any]:
-    """Timestamps with a zone as datetimes without one, in the time zone of the process, as Spark's states give them."""
+    """Return timestamps with a zone as datetimes without one, in the process's time zone, as Spark's states do."""
     moments = column.cast(pa.timestamp("us"))
     return to_python(moments if _local_is_utc() else _local_times(moments))
 
 
 def _local_times(moments: pa.Array) -> pa.Array:
-    """By the offsets of the process's zone, which need not have a name. They are asked for once per quarter of an hour
-    that occurs, and per second only in one in which the clocks change."""
+    """Convert by the offsets of the process's zone, which need not have a name. They are looked up once per occurring
+    quarter of an hour, and per second only in a quarter in which the clocks change."""
     of_row = moments.cast(pa.int64()).fill_null(0).to_numpy()
     seconds = of_row // 1_000_000
     quarters, quarter_of_row = np.unique(seconds // _QUARTER_S, return_inverse=True)
@@ -248,7 +248,7 @@ def _local_times(moments: pa.Array) -> pa.Array:
 
 
 def _offsets_s(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Of the process's zone from UTC."""
+    """Return the offsets of the process's zone from UTC, in seconds."""
     return np.fromiter((time.localtime(s).tm_gmtoff for s in seconds.tolist()), np.int64, len(seconds))
 
 
@@ -262,7 +262,7 @@ def _read_of(data_type: pa.DataType) -> Callable[[pa.Array], list[Any]]:
 
 
 def _cell_of(read: Convert, column: pa.Array) -> Callable[[int], Any]:
-    """Of a column what `read` gives of one row."""
+    """Return a function that gives one row of a column as `read` does."""
     kind = column.type
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         numbers: Callable[[int], Any] = column.to_numpy(zero_copy_only=False).item
@@ -271,7 +271,7 @@ def _cell_of(read: Convert, column: pa.Array) -> Callable[[int], Any]:
 
 
 def _as_read(data_type: pa.DataType) -> Convert | None:
-    """From what `to_pylist` gives of a nested value to what user code reads; None where they are the same."""
+    """Return the conversion from `to_pylist` of a nested value to the value that user code reads; None if equal."""
     if pa.types.is_struct(data_type):
         make = row_class_of([f.name for f in data_type])
         inner = [_nullable(_as_read(f.type)) for f in data_type]
@@ -291,7 +291,7 @@ def _as_read(data_type: pa.DataType) -> Convert | None:
 
 
 def can_be_changed(data_type: pa.DataType) -> bool:
-    """Whether user code could change values of a type in place, as it reads them: lists and maps, at any depth."""
+    """Return whether values of a type, as user code reads them, are mutable: lists and maps, at any depth."""
     return _copy_of(data_type) is not None
 
 
@@ -301,7 +301,7 @@ def _row_copy(copies: Sequence[Convert | None]) -> Callable[[tuple[Any, ...]], t
 
 
 def _copy_of(data_type: pa.DataType) -> Convert | None:
-    """A copy of a value as user code reads it, down to the last list; None where nothing in it can be changed."""
+    """Return a function that copies a value as user code reads it, down to the last list; None if it is immutable."""
     if pa.types.is_struct(data_type):
         copies = [_copy_of(f.type) for f in data_type]
         if not any(copies):
@@ -333,12 +333,12 @@ def _nullable(convert: Convert | None) -> Convert:
 
 
 def _plain_of(data_type: pa.DataType) -> _Type | None:
-    """The one type of values that are read as they are written; None if that takes a look at the value."""
+    """Return the one Python type whose values are read as they are written; None if the value must be checked."""
     return next((plain for is_kind, plain, _ in _KINDS if is_kind(data_type)), None)
 
 
 def _fix_of(data_type: pa.DataType) -> Convert:
-    """From what user code may give (no null) to the form in which it is read."""
+    """Return the conversion from a value of user code (not null) to the form in which it is read."""
     types = pa.types
     for is_kind, plain, fix in _KINDS:
         if is_kind(data_type):
@@ -364,7 +364,7 @@ def _plain_or(plain: _Type, fix: Convert, value: Any) -> Any:
 
 
 def _element_of(data_type: pa.DataType) -> Convert:
-    """As `_fix_of`, for what lies inside another value: nulls too."""
+    """Return the conversion of `_fix_of` for values inside other values: nulls too."""
     fix = _fix_of(data_type)
     return lambda value: None if value is None else fix(value)
 
@@ -451,7 +451,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], _Type, Convert], ...] = (
     (pa.types.is_date32, dt.date, _day),
     (pa.types.is_duration, dt.timedelta, _span),
 )
-"""Kinds of types whose values are read as they are written if they have one Python type, and what is made of others."""
+"""Kinds of types with one Python type whose values are read as they are written, and the conversion of other values."""
 
 
 def _struct_of(data_type: pa.DataType) -> Convert:
@@ -539,7 +539,7 @@ Describe: TypeAlias = Callable[[], str]
 
 
 def _make_of(data_type: pa.DataType) -> Callable[[Sequence[Any], pa.Field, Describe], pa.Array]:
-    """How a column is made of normal values: datetimes without a zone are in the zone of the process."""
+    """Return how a column is made of normal values: datetimes without a zone are in the zone of the process."""
     if _plain_of(data_type) is not None:
         return from_normal
     if not _holds_moments(data_type):
@@ -563,7 +563,7 @@ def _holds_moments(data_type: pa.DataType) -> bool:
 
 
 def _to_moments(data_type: pa.DataType) -> Convert:
-    """Datetimes without a zone inside a normal value, given one."""
+    """Return a function that adds the zone to datetimes without one inside a normal value."""
     if pa.types.is_timestamp(data_type) and data_type.tz is not None:
         return lambda value: value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
     if pa.types.is_struct(data_type):

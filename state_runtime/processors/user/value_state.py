@@ -15,7 +15,7 @@ __all__ = ["NestedValueState", "ValueState", "value_state"]
 
 
 class ValueState:
-    """One value per key. The first use in a slice looks all of the slice's keys up."""
+    """One value per key. The first use in a slice looks up all keys of the slice."""
 
     __slots__ = (
         "_codec",
@@ -50,16 +50,16 @@ class ValueState:
         self._existed: Mask | None = None
 
     def exists(self) -> bool:
-        """Whether the key has a value."""
+        """Return whether the key has a value."""
         return self._values[self._scope.group] is not None
 
     def get(self) -> tuple[Any, ...] | None:
-        """The value as a tuple, or None."""
+        """Return the value as a tuple, or None."""
         value: tuple[Any, ...] | None = self._values[self._scope.group]
         return value
 
     def update(self, newValue: tuple[Any, ...]) -> None:
-        """Set the value; as many fields as the schema has.
+        """Set the value; it has as many fields as the schema.
 
         Raises:
             InvalidStateValue: not a tuple of the schema's fields and their types.
@@ -71,7 +71,7 @@ class ValueState:
         self._dirty[group] = 1
 
     def clear(self) -> None:
-        """Remove the value; nothing happens if there is none."""
+        """Remove the value, if there is one."""
         group = self._scope.group
         self._values[group] = None
         self._dirty[group] = 1
@@ -88,7 +88,7 @@ class ValueState:
         self._existed = None
 
     def load(self) -> list[Any]:
-        """Look the slice's keys up."""
+        """Look up the slice's keys."""
         scope = self._scope
         found, columns = scope.reader.find(self.name, scope.hashes, scope.keys)
         values: list[Any] = self._codec.rows(columns[: self._width])
@@ -100,7 +100,7 @@ class ValueState:
         return values
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
-        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        """Return the changes of user code in the slice, as a sorted batch, and the live rows gained."""
         if self._existed is None:
             return self._schema.empty(), 0
         dirty = np.flatnonzero(np.frombuffer(self._dirty, dtype=np.uint8))
@@ -109,7 +109,7 @@ class ValueState:
         new = [self._values[i] for i in dirty.tolist()]
         gone = np.fromiter((v is None for v in new), dtype=np.bool_, count=len(new))
         existed = self._existed[dirty]
-        # Clearing what was never stored leaves no trace.
+        # Clearing a value that was never stored writes nothing.
         kept = ~gone | existed
         if not bool(kept.all()):
             dirty, gone, existed = dirty[kept], gone[kept], existed[kept]
@@ -125,7 +125,7 @@ class ValueState:
 
 
 class NestedValueState(ValueState):
-    """One whose values hold lists or maps: each read has its own, so that changing one changes no state."""
+    """A state whose values hold lists or maps: each read returns a copy, so changes to it do not reach the state."""
 
     __slots__ = ("_fresh",)
 
@@ -135,19 +135,19 @@ class NestedValueState(ValueState):
         self._fresh = self._codec.fresh
 
     def get(self) -> tuple[Any, ...] | None:
-        """The value as a tuple, or None."""
+        """Return the value as a tuple, or None."""
         value = super().get()
         return None if value is None else self._fresh(value)
 
 
 def value_state(name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> ValueState:
-    """The state for a schema; see `ValueState`."""
+    """Return the state for a schema; see `ValueState`."""
     make = NestedValueState if any(can_be_changed(field.type) for field in schema.values) else ValueState
     return make(name, where, schema, scope, expires_ms)
 
 
 class _NotLoaded:
-    """Stands for the values of a slice until user code touches one of them."""
+    """Placeholder for the values of a slice until user code reads or writes one of them."""
 
     __slots__ = ("_state",)
 

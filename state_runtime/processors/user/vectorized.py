@@ -1,8 +1,8 @@
-"""Many keys at once: the interface for users who work on Arrow columns, and the operator that drives it.
+"""Processors for many keys at once: the interface for users who work on Arrow columns, and the operator that runs it.
 
 A shard's rows are sorted by key for the look-up anyway, and the state of all its keys is looked up at once. Here both
-are handed over as they are, so the cost of a key is that of a row in a numpy call. The built-in `latest_by` and
-`deduplicate` are written on the same interface.
+are passed on as they are, so a key costs as much as a row in a numpy call. The built-in `latest_by` and `deduplicate`
+use the same interface.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class TimedState:
 
     Attributes:
         schema: value columns, as Spark's DDL or a StructType.
-        ttl_ms: a value is gone so long after the batch that wrote it (in terms of `batch_time_ms`); every update renews
-            it.
-        due: `update(…, due=…)` says when the key's turn is, in milliseconds of the processor's time mode: see
+        ttl_ms: a value expires this long after the batch that wrote it (in terms of `batch_time_ms`); every update
+            renews it.
+        due: `update(…, due=…)` sets when the key falls due, in milliseconds of the processor's time mode: see
             `process_due`.
 
     Raises:
@@ -71,7 +71,7 @@ class TimedState:
 
     @property
     def time(self) -> Time:
-        """Which time column its rows have."""
+        """The kind of time column that its rows have."""
         return "due" if self.due else "expires"
 
 
@@ -91,8 +91,8 @@ class VectorizedProcessor(ABC):
                 batch.update("totals", {"n": n, "total": total})
                 return pa.table({"name": batch.keys["name"], "n": n, "total": total})
 
-    `process` is called once per shard and epoch, on a fresh copy of the object: attributes that it sets do not survive,
-    the state does. Spark may repeat a task, so the result must follow from the batch alone (`batch.batch_time_ms`
+    `process` is called once per shard and epoch, on a fresh copy of the object: attributes that it sets are lost,
+    the state is kept. Spark may repeat a task, so the result must follow from the batch alone (`batch.batch_time_ms`
     instead of the clock, no random numbers): then every attempt gives the same output and the same state.
 
     With a `time_mode`, state can fall due. Where Spark has a timer per key, here a value has a time, and all keys whose
@@ -113,13 +113,12 @@ class VectorizedProcessor(ABC):
     """
 
     time_mode: ClassVar[TimeMode] = "none"
-    """What `due` is measured in: "event" (the watermark), "processing" (the batch time), or "none" where no state has
-    one."""
+    """The clock of `due`: "event" (the watermark), "processing" (the batch time), or "none" if no state has `due`."""
 
     @abstractmethod
     def states(self) -> Mapping[str, Any]:
-        """The states by name, each with its value columns: Spark's DDL, a StructType, or either in a `TimedState`.
-        Asked once, when the job is built."""
+        """Return the states by name, each with its value columns: Spark's DDL, a StructType, or either in a
+        `TimedState`. Called once, when the job is built."""
 
     @abstractmethod
     def process(self, batch: KeyedBatch) -> Output:
@@ -128,16 +127,17 @@ class VectorizedProcessor(ABC):
         Returns:
             Output as a table or record batch, a list or iterator of them (the method may be a generator), or None.
             Columns are matched by name with the declared output schema: a missing one is an error, others are ignored,
-            types are converted where every value fits.
+            types are converted if every value fits.
         """
 
     def process_due(self, name: str, batch: KeyedBatch) -> Output:
         """Handle the keys whose value in a state with `due` has fallen due: its time is at or below the watermark (or
-        batch time). Called once per such state and epoch, after `process`, if there are any; also in epochs without
+        batch time). Called once per such state and epoch, after `process`, if keys are due, even if the epoch has no
         rows.
 
-        A key that `process` has given another time is there if that one has come. Values that this call does not update
-        are removed afterwards; an update with a time that has passed too makes the key due again in the next epoch.
+        A key whose time `process` has changed is included if the new time has come. Values that this call does not
+        update are removed afterwards; an update with a time that has passed too makes the key due again in the next
+        epoch.
 
         Args:
             batch: the keys; it has no rows (`rows` is empty, `sizes` are 0, and `first_rows` does not work).
@@ -149,10 +149,10 @@ class VectorizedProcessor(ABC):
 
 
 def time_mode_of(processor: Any, uid: str) -> TimeMode:
-    """The time mode of a processor.
+    """Return the time mode of a processor.
 
     Raises:
-        InvalidPipeline: its `time_mode` is not one that exists.
+        InvalidPipeline: its `time_mode` does not exist.
     """
     mode: Any = getattr(processor, "time_mode", "none")
     if mode not in _DOMAINS:
@@ -165,10 +165,10 @@ def time_mode_of(processor: Any, uid: str) -> TimeMode:
 
 
 def plan_states(declared: Mapping[str, Any], processor: Any, uid: str) -> dict[str, tuple[Any, Time, int | None]]:
-    """What a processor's `states()` asks for: of each state the schema, the time column and the TTL (ms).
+    """Return the states that a processor's `states()` requests: per state the schema, the time column and the TTL (ms).
 
     Raises:
-        InvalidPipeline: a state has `due`, and the processor no time mode that would say when that is.
+        InvalidPipeline: a state has `due`, and the processor has no time mode to measure it by.
     """
     planned: dict[str, tuple[Any, Time, int | None]] = {}
     mode = time_mode_of(processor, uid)
@@ -192,15 +192,15 @@ class _Processes(Protocol):
 
 @dataclass(frozen=True)
 class VectorizedOperator(WokenWhenDue):
-    """An operator around something that processes a `KeyedBatch`: a user's processor or a built-in one.
+    """An operator that runs a processor of `KeyedBatch`es: a user's or a built-in one.
 
     Attributes:
         kind: "vectorized" is user code, whose exceptions are reported as such.
-        processor: as the user made it; every task gets a copy of its own through Spark's closure.
+        processor: as the user made it; every task gets its own copy through Spark's closure.
         state_ddl: Spark's DDL of each state's value columns, for the manifest.
         ttl_ms: of the states with a TTL.
         event_time: event-time column of the input, whose late rows are dropped; none if empty.
-        modes: of a built-in operator what cannot change while it has state.
+        modes: of a built-in operator, the settings that cannot change while it has state.
     """
 
     uid: str
@@ -218,7 +218,7 @@ class VectorizedOperator(WokenWhenDue):
     modes: str = ""
 
     def entry(self) -> OperatorEntry:
-        """How a manifest describes the operator."""
+        """Return the operator's description for manifests."""
         states = tuple(
             StateEntry(name, "value", ddl, time=self.state_schemas[name].time)
             for name, ddl in sorted(self.state_ddl.items())
@@ -228,7 +228,7 @@ class VectorizedOperator(WokenWhenDue):
 
     @property
     def time_domain(self) -> TimeDomain:
-        """As the processor's `time_mode` says."""
+        """Return the clock that the processor's `time_mode` names."""
         return _DOMAINS[time_mode_of(self.processor, self.uid)]
 
     def process(
@@ -239,7 +239,7 @@ class VectorizedOperator(WokenWhenDue):
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Call the processor once per slice with all keys that have rows, and once per state with all that are due."""
+        """Call the processor once per slice with all keys that have rows, and once per state with all due keys."""
         return process_slices(slices, version, self.state_schemas, partial(self._run, clock, shard))
 
     def _run(
@@ -251,7 +251,7 @@ class VectorizedOperator(WokenWhenDue):
         rows, result.late_rows = drop_late(rows, self.event_time, clock.late_watermark_ms)
         changes: dict[str, pa.RecordBatch] = {}
         if rows.groups:
-            # A built-in one that knows its rows are not all leaves to what is due what the watermark would remove.
+            # If more rows follow, a built-in processor keeps what the watermark would remove until the due pass.
             now = clock if due or self.kind == "vectorized" else clock.held
             batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, now, self.ttl_ms)
             yield from self._outputs(lambda: self.processor.process(batch), guard)
@@ -274,7 +274,7 @@ class VectorizedOperator(WokenWhenDue):
         changes: dict[str, pa.RecordBatch],
         result: ShardResult,
     ) -> Iterator[pa.RecordBatch]:
-        """What is due in one state, on top of what the epoch has changed so far."""
+        """Process the due rows of one state, on top of the epoch's changes so far."""
         now = version.overlaid(changes) if changes else version
         due = now.due(name, through_ms)
         result.due_taken[name] = through_ms
@@ -283,7 +283,7 @@ class VectorizedOperator(WokenWhenDue):
         schema = self.state_schemas[name]
         handle = getattr(self.processor, "process_due", None)
         if handle is None:
-            # A built-in processor: what is due is gone.
+            # A built-in processor: due rows are removed.
             self._add(name, removal_of(due, schema), changes)
             result.rows_added -= due.num_rows
             return
@@ -336,7 +336,7 @@ class VectorizedOperator(WokenWhenDue):
         )
 
     def _declared(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """The declared columns, by name."""
+        """Return the declared columns, by name."""
         where = f"the output of operator {self.uid!r}"
         columns = []
         for field in self.output_schema:
