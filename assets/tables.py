@@ -119,7 +119,7 @@ def unbroken(text: str) -> str:
 
 
 def migration_table(history: Sequence[Migration], now_ms: int) -> dg.TableMetadataValue:
-    """Return the steps of a migration, and how long each took; a new reason is in the row of the step that has it first."""
+    """Return the steps of a migration with their durations; a reason is in the row of the step that has it first."""
     columns = {"step": "string", "began": "string", "took": "string", "why": "string"}
     rows = []
     for at, step in enumerate(history):

@@ -1,4 +1,4 @@
-"""Texts over several literals, filled anew: no literal ends in the middle of a line that its next words would fit.
+"""Texts over several literals, filled again: no line is too long, and no literal ends in the middle of a line that its next words would fit.
 
 `python -m tests.literals` does it for our packages (`make format`); `tests/test_tidy.py` refuses what it would change.
 """
@@ -31,13 +31,14 @@ class Word:
 
 
 def refilled(source: str) -> str:
-    """The same program; texts that take fewer lines than before are filled anew."""
+    """The same program; texts with lines that are too long, or with more of them than they need, are filled again."""
     lines = source.splitlines(keepends=True)
     for literals in reversed(list(groups(source, lines))):
         first, last = literals[0], literals[-1]
         column, behind = first.start[1], lines[last.end[0] - 1][last.end[1] :]
         made = filled([literal.string for literal in literals], column, len(behind.rstrip("\n")))
-        if len(made) >= len(literals):
+        is_long = any(len(lines[literal.start[0] - 1].rstrip("\n")) > WIDTH for literal in literals)
+        if len(made) >= len(literals) and not is_long:
             continue
         before = lines[first.start[0] - 1][:column]
         made[0], made[1:] = before + made[0], [" " * column + text for text in made[1:]]
@@ -55,9 +56,14 @@ def groups(source: str, lines: Sequence[str]) -> Iterator[list[tokenize.TokenInf
             continue
         if token.type == tokenize.NL and found:
             continue
-        if len(found) > 1 and is_column(found, lines):
+        if found and is_column(found, lines) and (len(found) > 1 or begins_its_line(found[0])):
             yield found
         found = []
+
+
+def begins_its_line(literal: tokenize.TokenInfo) -> bool:
+    """So it stands between brackets, and may take more lines; a docstring has other quotes."""
+    return not literal.line[: literal.start[1]].strip()
 
 
 def is_column(literals: Sequence[tokenize.TokenInfo], lines: Sequence[str]) -> bool:
@@ -124,7 +130,7 @@ def main() -> None:
         source = file.read_text()
         if (made := refilled(source)) != source:
             file.write_text(made)
-            print(f"filled anew: {file}")
+            print(f"refilled: {file}")
 
 
 if __name__ == "__main__":

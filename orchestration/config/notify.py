@@ -28,7 +28,7 @@ def _webhook(value: str) -> str:
 
 
 class NotifySpec(SettingsGroup, arbitrary_types_allowed=True):
-    """The receiver, a webhook or a command: it gets one notification of each trouble, and one when the trouble has passed."""
+    """Where notifications go, a webhook or a command: one of each trouble, and one when the trouble has passed."""
 
     webhook: Annotated[str, AfterValidator(_webhook)] = Field(default="", max_length=4000, repr=False)
     """URL that gets the message as JSON by POST; an answer of 2xx means that it arrived. `${NAME}` is replaced."""

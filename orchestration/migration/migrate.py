@@ -332,7 +332,7 @@ class Migrator:
         """Plan the move to the target; refuse it if it is not possible.
 
         Raises:
-            InvalidConfiguration: the file names no target, or the job lives there already, or the target holds other data.
+            InvalidConfiguration: the file names no target, or the job is already there, or the target holds other data.
         """
         if self._target is None:
             raise InvalidConfiguration(

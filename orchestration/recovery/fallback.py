@@ -2,7 +2,7 @@
 job's policy allows it.
 
 Candidates are all snapshots of the job: checkpoints in its root, and complete savepoints, which may have separate
-bytes. The newest epoch comes first; at equal epochs the root's own snapshot. The first candidate that is whole is
+bytes. The newest snapshot comes first; the root's own copy before those of savepoints. The first that is whole is
 taken.
 
 The recovery run looks, never a sensor. Each object of the newest snapshot is read once, then the other objects of older

@@ -53,7 +53,8 @@ def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manif
     manifest, root = opened.manifest, catalog.root
     if manifest.job_uid != newest.job_uid:
         raise JobRootMismatch(
-            f"{opened.place} is of another job ({opened.info.name!r}, {manifest.job_uid}), and a job goes back only to its own snapshots. Start a new job from it: `stillstate run NAME --from {opened.place}`"
+            f"{opened.place} is of another job ({opened.info.name!r}, {manifest.job_uid}), and a job goes back only to "
+            f"its own snapshots. Start a new job from it: `stillstate run NAME --from {opened.place}`"
         )
     if manifest.snapshot_id > newest.snapshot_id:
         raise InvalidConfiguration(

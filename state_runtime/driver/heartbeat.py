@@ -152,7 +152,10 @@ class Heartbeat:
         if not self._root.exists(manifest_path(next_id)):
             if read_boundary(self._root).keeps(next_id):
                 return None  # the run that claimed the newer term has not begun
-            return f"snapshot {next_id}, which this run (term {term}) would have made next, was made and expired by a newer run while this run slept; it stops and publishes nothing"
+            return (
+                f"snapshot {next_id}, which this run (term {term}) would have made next, was made and expired by a "
+                "newer run while this run slept; it stops and publishes nothing"
+            )
         newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
         if newest.term <= term:
             return None  # this run's own commit, just made

@@ -470,7 +470,8 @@ class JobRun:
             if not is_part_of_stop(failure, self._stop):
                 raise failure from cause_of(failure, error)
             _LOG.warning(
-                "the run was asked to stop, and Spark's processes were ended with it: the epoch under way is abandoned, and the next run goes on from snapshot %d",
+                "the run was asked to stop, and Spark's processes were ended with it: the epoch under way is "
+                "abandoned, and the next run goes on from snapshot %d",
                 committer.last.snapshot_id,
             )
             stopped = True

@@ -299,7 +299,8 @@ class StartPosition:
     def _unfinished(self, started: StartedFrom) -> InvalidConfiguration:
         return InvalidConfiguration(
             f"job {self._catalog.job!r} in {self._root.url} was begun from {started} and has no snapshot yet; it does "
-            "not begin empty. Start it from there again: the copied objects are kept. Or remove that folder to start an empty job"
+            "not begin empty. Start it from there again: the copied objects are kept. Or remove that folder to start "
+            "an empty job"
         )
 
     def _find(self, start: StartFrom, info: JobInfo | None) -> OpenedSnapshot:

@@ -72,8 +72,10 @@ def changed_zone(before: str, now: str) -> str:
     if not before or before == now:
         return ""
     return (
-        f"spark.sql.session.timeZone is {now!r}, and the run before had {before!r}: values derived from times from now on (dates, `date_trunc`, hours, texts, times without a zone) differs from what the state holds, so a day or an "
-        "hour may have two rows. Set the time zone of the run before, or give the operators that use such values a new uid"
+        f"spark.sql.session.timeZone is {now!r}, and the run before had {before!r}: values derived from times from now "
+        "on (dates, `date_trunc`, hours, texts, times without a zone) differs from what the state holds, so a day or "
+        "an hour may have two rows. Set the time zone of the run before, or give the operators that use such values a "
+        "new uid"
     )
 
 

@@ -69,7 +69,8 @@ def check_columns(schema: pa.Schema, epoch_column: str | None, where: str) -> No
         if twice or not names:
             what = f"fields that only case tells apart ({', '.join(twice)})" if twice else "no fields"
             raise InvalidPipeline(
-                f"{where}: the struct {path!r} has {what}, which Spark cannot read back from Parquet files. Rebuild the struct in a transform, or write it as text (to_json)"
+                f"{where}: the struct {path!r} has {what}, which Spark cannot read back from Parquet files. Rebuild "
+                "the struct in a transform, or write it as text (to_json)"
             )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -206,43 +206,42 @@ def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
 
 def pending_stop(root: Store, term: int) -> ControlRequest | None:
     """Return the first stop request to `term` below the job root; None without one."""
-    prefix = f"{term:020d}-stop-"
-    for name in [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)][
-        :_REQUESTS_READ_MAX
-    ]:
-        path = f"{CONTROL_DIR}/{name}"
-        return decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
-    return None
+    return next(_requests(root, term, "stop"), None)
 
 
 def asked_to_stop(root: Store, term: int) -> bool:
     """Whether the run `term` was asked to end: to stop, or to stop after a savepoint (unless that was refused)."""
     if pending_stop(root, term) is not None:
         return True
-    prefix = f"{term:020d}-savepoint-"
-    names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)]
-    for name in names[:_REQUESTS_READ_MAX]:
-        path = f"{CONTROL_DIR}/{name}"
-        request = decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
-        if request.ends_the_run:
-            given = read_answer(root, request)
-            if given is None or given.answer == "accepted":
-                return True
-    return False
+    return any(r.ends_the_run and _may_be_done(root, r) for r in _requests(root, term, "savepoint"))
 
 
 def savepoint_request(root: Store, term: int, name: str) -> ControlRequest | None:
     """Return the savepoint request of that name to the run `term`, unless it was refused; None without one."""
-    prefix = f"{term:020d}-savepoint-"
+    asked = (r for r in _requests(root, term, "savepoint") if r.name == name)
+    return next((request for request in asked if _may_be_done(root, request)), None)
+
+
+def _requests(root: Store, term: int, action: str) -> Iterator[ControlRequest]:
+    """Yield the requests of an action to the run `term`. A request that is removed meanwhile is left out.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: one of them cannot be read. StoreUnavailable: try again.
+    """
+    prefix = f"{term:020d}-{action}-"
     names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)]
-    for file in names[:_REQUESTS_READ_MAX]:
-        path = f"{CONTROL_DIR}/{file}"
-        request = decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
-        if request.name == name:
-            given = read_answer(root, request)
-            if given is None or given.answer == "accepted":
-                return request
-    return None
+    for name in names[:_REQUESTS_READ_MAX]:
+        path = f"{CONTROL_DIR}/{name}"
+        try:
+            data = root.read(path, SMALL_JSON_BYTES_MAX)
+        except FileNotFoundError:
+            continue
+        yield decode_document("control", ControlRequest, data, path)
+
+
+def _may_be_done(root: Store, request: ControlRequest) -> bool:
+    given = read_answer(root, request)
+    return given is None or given.answer == "accepted"
 
 
 def _ask(root: Store, request: ControlRequest) -> None:

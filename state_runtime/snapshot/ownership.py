@@ -180,7 +180,8 @@ class Ownership:
 
     def _fenced(self, why: str) -> Fenced:
         return Fenced(
-            f"{self.root.url} does not belong to the run of term {self.run.term} any more ({why}): the job was deleted and created again, a backup was put in its place, or another run has taken it over. This run changes "
+            f"{self.root.url} does not belong to the run of term {self.run.term} any more ({why}): the job was deleted "
+            "and created again, a backup was put in its place, or another run has taken it over. This run changes "
             "nothing there and stops"
         )
 

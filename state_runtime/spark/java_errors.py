@@ -174,8 +174,8 @@ def _rule(kind: str, message: str, made: Callable[[re.Match[str], Chain], Stills
 # --- Kafka -------------------------------------------------------------------------------------------------------
 
 _GOES_ON = (
-    'To keep the state and go on with the offsets that Kafka still has, set .option("failOnDataLoss", "false") on the source: '
-    "lost offsets are skipped, logged and counted (skipped_rows)"
+    'To keep the state and go on with the offsets that Kafka still has, set .option("failOnDataLoss", "false") on the '
+    "source: lost offsets are skipped, logged and counted (skipped_rows)"
 )
 _NO_RESTART = "A restart gets the same answer"
 
@@ -199,20 +199,24 @@ def _offset_went_back(match: re.Match[str], chain: Chain) -> StillstateError:
     topic, partition, read, end = match.groups()
     return MissingSource(
         f"the job has read topic {topic!r}, partition {partition}, up to offset {read}, and the partition ends at "
-        f"{end} now: the topic was deleted and created again. {_NO_RESTART}. {_GOES_ON}; rows that were written to the new topic before that start are skipped too. To read the new topic from its beginning, give the new topic another name"
+        f"{end} now: the topic was deleted and created again. {_NO_RESTART}. {_GOES_ON}; rows that were written to the "
+        "new topic before that start are skipped too. To read the new topic from its beginning, give the new topic "
+        "another name"
     )
 
 
 def _partitions_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
-        f"the job has read partitions that Kafka does not have any more: {shown(match[1])}. The topic was deleted, or created again with fewer of them. {_NO_RESTART}. {_GOES_ON}"
+        f"the job has read partitions that Kafka does not have any more: {shown(match[1])}. The topic was deleted, or "
+        f"created again with fewer of them. {_NO_RESTART}. {_GOES_ON}"
     )
 
 
 def _begins_late(match: re.Match[str], chain: Chain) -> StillstateError:
     topic, partition, first = match.groups()
     return MissingSource(
-        f"topic {topic!r} has a new partition {partition}, and Kafka has it from offset {first} on: the job has not read the rows before. {_NO_RESTART}. {_GOES_ON}"
+        f"topic {topic!r} has a new partition {partition}, and Kafka has it from offset {first} on: the job has not "
+        f"read the rows before. {_NO_RESTART}. {_GOES_ON}"
     )
 
 
@@ -331,10 +335,10 @@ def removed_scratch(path: str) -> ScratchRemoved:
     """
     return ScratchRemoved(
         f"a file or folder that Spark needs until the run ends was removed: {shown(path)}. A cleaner of the temporary "
-        "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes files that are days old, even while they are in use. Nothing "
-        "that was committed is lost; the next start creates these files again and goes on from the newest snapshot. So "
-        "that it does not happen again, set scratch_dir and Spark's spark.local.dir to folders that no cleaner visits, "
-        "or exclude stillstate-*, spark-* and blockmgr-* from it"
+        "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes files that are days old, even while they are in "
+        "use. Nothing that was committed is lost; the next start creates these files again and goes on from the newest "
+        "snapshot. So that it does not happen again, set scratch_dir and Spark's spark.local.dir to folders that no "
+        "cleaner visits, or exclude stillstate-*, spark-* and blockmgr-* from it"
     )
 
 

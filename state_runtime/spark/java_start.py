@@ -90,5 +90,5 @@ class JavaStart:
         try:
             self._gateway.shutdown()
         except Exception:
-            _LOG.debug("Java went by itself", exc_info=True)
+            _LOG.debug("Java ended by itself", exc_info=True)
         self._gateway.proc.stdin.close()  # Java ends when this closes

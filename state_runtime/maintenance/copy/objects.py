@@ -172,8 +172,8 @@ def copy_snapshot(
     except MissingFile as error:
         if not read_boundary(source).keeps(manifest.snapshot_id):
             raise SnapshotExpired(
-                f"snapshot {manifest.snapshot_id} in {source.url} was abandoned while objects were copied to it {target.url}; "
-                "choose a newer one"
+                f"snapshot {manifest.snapshot_id} in {source.url} was abandoned while objects were copied to it "
+                f"{target.url}; choose a newer one"
             ) from error
         raise
     prove()

@@ -330,7 +330,8 @@ class _Followed:
             return True
         if max(read_existing(self.root).snapshot_ids, default=0) < self.newest:
             raise Fenced(
-                f"{self.root.url} was replaced by an older backup: snapshot {self.newest}, which was to stay, is gone. No snapshot expired there; look at the root, and repeat the command if it is still wanted"
+                f"{self.root.url} was replaced by an older backup: snapshot {self.newest}, which was to stay, is gone. "
+                "No snapshot expired there; look at the root, and repeat the command if it is still wanted"
             )
         return False
 

@@ -311,8 +311,8 @@ def read_job(source: Store, target: Store) -> bytes:
 
 def _gone(source: Store, target: Store) -> JobNotFound:
     return JobNotFound(
-        f"{source.url} was deleted, or moved elsewhere, while it was copied; the objects in {target.url} are of no use: "
-        "remove it with `stillstate delete --root`"
+        f"{source.url} was deleted, or moved elsewhere, while it was copied; the objects in {target.url} are of no "
+        "use: remove it with `stillstate delete --root`"
     )
 
 

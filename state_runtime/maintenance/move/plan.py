@@ -296,7 +296,8 @@ def _decided(
     info = read_job_info(target) or read_job_info(source)
     if info is None:
         raise JobNotFound(
-            f"neither {source.url} nor {target.url} has a job.json; they were removed by something other than Stillstate"
+            f"neither {source.url} nor {target.url} has a job.json; they were removed by something other than "
+            "Stillstate"
         )
     what: MoveWhat = resumes.what if resumes is not None else "snapshot" if snapshot_id else "root"
     return MovePlan(

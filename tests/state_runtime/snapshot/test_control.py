@@ -18,6 +18,7 @@ from state_runtime.snapshot.control import (
     read_answer,
     request_savepoint,
     request_stop,
+    savepoint_request,
 )
 from state_runtime.snapshot.savepoint_record import SavepointThen
 
@@ -98,6 +99,30 @@ def test_a_run_that_dies_after_it_was_asked_to_end_is_not_wanted_back(
     assert asked_to_stop(root, 7) == stays_stopped
     assert not asked_to_stop(root, 8)
     assert pending_stop(root, 7) is None
+
+
+def test_a_request_that_is_removed_while_requests_are_looked_for_is_no_error(
+    clock: FakeClock, ids: CountingIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends tidies up: what was listed before may be gone."""
+    store = DictStore()
+    root = store.child("job")
+    assert isinstance(root, DictStore)
+    request_stop(store, "job", 7, clock=clock, ids=ids)
+    gone = ["-stop-", ask(root, 7, "a", clock, ids).request_id]
+    left = ask(root, 7, "b", clock, ids, "stop")
+    read = root.read
+
+    def removed(path: str, bytes_max: int) -> bytes:
+        if any(name in path for name in gone):
+            raise FileNotFoundError(path)
+        return read(path, bytes_max)
+
+    monkeypatch.setattr(root, "read", removed)
+    assert pending_stop(root, 7) is None
+    assert savepoint_request(root, 7, "a") is None
+    assert savepoint_request(root, 7, "b") == left
+    assert asked_to_stop(root, 7)
 
 
 def test_nothing_is_asked_under_a_name_that_cannot_be_one(clock: FakeClock, ids: CountingIds) -> None:
