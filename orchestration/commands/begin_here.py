@@ -34,7 +34,9 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or the one you are in.")] = Path(),
     as_json: JsonOption = False,
 ) -> None:
-    """Write a folder to begin with: a job, stillstate.yaml, some input, and Dagster's settings.
+    """Write a folder to begin with.
+
+    It has a job, stillstate.yaml, some input, and Dagster's settings.
 
     Nothing that exists is overwritten.
     """
@@ -61,7 +63,7 @@ def schema(
         Path | None, typer.Option("--output", metavar="FILE", help="Write to this file; else to the output.")
     ] = None,
 ) -> None:
-    """Print the JSON schema of stillstate.yaml, with which editors complete and check the file.
+    """Print the JSON schema of stillstate.yaml, for editors.
 
     Editors that use yaml-language-server take it from the first line of stillstate.yaml:
     # yaml-language-server: $schema=FILE
@@ -89,7 +91,9 @@ def dagster(
         ),
     ] = None,
 ) -> None:
-    """Start Dagster, its page and its daemon, with the jobs of stillstate.yaml, until Ctrl-C.
+    """Start Dagster with the jobs of stillstate.yaml.
+
+    Its page and its daemon run until Ctrl-C.
 
     Its home is the folder `dagster` beside the file, made if it is missing, unless $DAGSTER_HOME names another. Drivers
     that were started there outlive Dagster: `stillstate stop JOB` ends them.

@@ -57,7 +57,9 @@ def convert(
     ] = _LOCAL_MASTER,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert any snapshot to another format, outside its job, with a progress bar. The source is only read.
+    """Convert a snapshot to another format, outside its job.
+
+    With a progress bar. The source is only read.
 
     Before the target is published, it is compared with the source: number and digest of the rows of every state. After
     an error or a kill, run the command again; it continues. A job that is started from the target continues from the

@@ -67,7 +67,9 @@ def delete(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete snapshots, a savepoint or a whole job. Refused if a run, a pin or another user needs it; the refusal names
+    """Delete snapshots, a savepoint or a whole job.
+
+    Refused if a run, a pin or another user needs it; the refusal names
     it.
 
     From the first step on, the deleted snapshots cannot be opened; files that other snapshots need are kept. If the
@@ -194,7 +196,10 @@ def pin(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a snapshot until the pin is removed: neither retention nor `delete` deletes it."""
+    """Keep a snapshot from deletion until the pin is removed.
+
+    Neither retention nor `delete` deletes it.
+    """
     from state_runtime.snapshot.pins import pin_snapshot
 
     catalog = catalog_of(load_spec(config).job(job))
@@ -226,7 +231,10 @@ def unpin(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove pins from a snapshot: those that users placed, or the one that is named."""
+    """Remove pins from a snapshot.
+
+    Those that users placed, or the one that is named.
+    """
     from state_runtime.snapshot.pins import read_pins
     from state_runtime.snapshot.pins import unpin as take_off
 
@@ -248,7 +256,7 @@ def unpin(
 
 @guarded
 def pins(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the pins: which snapshot each one keeps, for whom, and until when."""
+    """List the pins: snapshot, holder, until when."""
     from state_runtime.snapshot.pins import read_pins
     from stillstate.orchestration.show.deletions import pins_table
 

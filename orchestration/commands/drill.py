@@ -34,7 +34,9 @@ def drill(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore a snapshot into a scratch folder of this host, as a restart would, and compare it with the store.
+    """Try a restore: into a scratch folder, and compare.
+
+    The snapshot is restored on this host as a restart would do it, and compared with the store.
 
     The number of rows and the digest of every state of every operator are compared. The job may run meanwhile, and only
     a pin is written to its store. The folder is removed at the end; the next drill removes the folder of a killed one.

@@ -34,7 +34,7 @@ def epochs(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Tasks to show, slowest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest epochs shard by shard, the slowest shard first.
+    """Show the newest epochs by shard, the slowest first.
 
     Of an epoch with many tasks, the slowest 32 are shown, and the 8 others with most rows in flight; the rest is summed
     up. Epochs without tasks, which only move a clock, are left out. The data is as of the driver's last heartbeat; for

@@ -37,7 +37,9 @@ def export(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write all live rows of a state into a file, with a progress bar. The job may run meanwhile; the snapshot is only
+    """Write all live rows of a state into a file.
+
+    With a progress bar. The job may run meanwhile; the snapshot is only
     read.
 
     The file is complete or absent, also after a crash. Memory does not grow with the state.

@@ -66,7 +66,9 @@ def import_spark(
     ] = "local[*]",
     as_json: JsonOption = False,
 ) -> None:
-    """Import state, timers, clocks and source position of a stopped `transformWithState` query, with a progress bar.
+    """Import the state of a stopped query of Spark's.
+
+    State, timers, clocks and source position of a `transformWithState` query, with a progress bar.
 
     The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the
     same processors with the same keys, time and output modes. Run it on the same input: it continues from the query's

@@ -48,7 +48,9 @@ def run(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends.
+    """Run a job in this process, with a live progress line.
+
+    It runs until it is stopped (Ctrl-C) or its input ends.
 
     Its log is a file in launcher.log_dir; the path is shown at the start and after an error. The log has the restored
     snapshot, warnings, tracebacks, and the output of Spark.
@@ -100,7 +102,7 @@ def start(
     options: BeginOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a job's driver in the background and wait until it runs."""
+    """Start a job in the background; wait until its driver runs."""
     from stillstate.orchestration.launchers import build_launcher
 
     asked = options.start_options()
@@ -122,7 +124,10 @@ def start(
 
 @guarded
 def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Ask a job's driver to stop after its epoch, and wait until it has stopped. It stays stopped."""
+    """Stop a job after its epoch, and wait until it has stopped.
+
+    It stays stopped.
+    """
     from stillstate.orchestration.launchers import build_launcher
 
     spec = load_spec(config)
@@ -135,7 +140,9 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
 
 @guarded
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show all jobs: health, term, shards (the parallelism that it runs with), heartbeat, newest snapshot, speed.
+    """Show all jobs: health, newest snapshot, speed.
+
+    Also their term, shards (the parallelism that a job runs with) and heartbeat.
 
     Each job is probed once, as Dagster's sensors do: if a store does not answer within observation.timeout_s, the job
     is shown as not seen, and the other jobs are still shown. Ages are as of the moment of the probe.

@@ -28,7 +28,9 @@ def materialize(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold a job's changelog into state tables now, as a Spark job in this process, with a progress bar.
+    """Fold a job's changelog into state tables now.
+
+    A Spark job in this process does it, with a progress bar.
 
     The job may run meanwhile: its driver starts to use the tables with its next checkpoint. A job that does not run
     starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store

@@ -29,7 +29,9 @@ def metrics(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print health, checkpoints, lag, log and savepoints of the jobs as Prometheus text.
+    """Print metrics of all jobs as Prometheus text.
+
+    Health, checkpoints, lag, changelog and savepoints.
 
     Each job is probed once, as Dagster's sensors do: if a store does not answer within observation.timeout_s, the job
     is not seen (stillstate_job_seen 0), and the other jobs are still shown. --out is for the node exporter's textfile

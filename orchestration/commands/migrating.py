@@ -100,8 +100,9 @@ def migrate(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a job that runs: its parallelism, its backend, the snapshot that it continues from, its code, or its
-    store.
+    """Change a running job: parallelism, backend, code, store.
+
+    It can also continue from another snapshot.
 
     With options, only these change; without any, the job gets the settings of stillstate.yaml. The plan is shown first.
     Then the job stops with a savepoint, which is read and compared, and a new driver starts. If its first checkpoints
@@ -144,7 +145,10 @@ def rescale(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the parallelism of a job that runs: short for `migrate --parallelism N`."""
+    """Change the parallelism of a running job.
+
+    Short for `migrate --parallelism N`.
+    """
     from stillstate.orchestration.migration.plan import Request
 
     request = Request(
@@ -182,7 +186,9 @@ def fork(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a job beside another one, with that one's state: to try new code or settings on the same input.
+    """Begin a job with the state of another one, beside it.
+
+    To try new code or settings on the same input.
 
     The plan is shown first. JOB continues unchanged. The snapshot that NEW begins with is copied to NEW's root, read
     and compared, and a driver of NEW starts with the settings that the file has for it. If its first checkpoint does

@@ -76,7 +76,9 @@ def copy(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a snapshot, a savepoint or a whole job to another folder or store. The source is only read, and may be
+    """Copy a snapshot, a savepoint or a whole job to a store.
+
+    The source is only read, and may be
     running.
 
     The copy has the same files under the same names, so it restores as the original does. If the command is
@@ -100,7 +102,9 @@ def move(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a snapshot, a savepoint or a whole job. The source is deleted last, after the whole target was compared.
+    """Move a snapshot, a savepoint or a whole job.
+
+    The source is deleted last, after the whole target was compared.
 
     The job must be stopped, and it cannot be started while it is moved. If the command is interrupted at any point, run
     it again: it continues.
@@ -231,7 +235,9 @@ def verify(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that snapshots are complete: each missing or damaged file is named, with the state that it holds. Nothing
+    """Check that the files of snapshots are there and undamaged.
+
+    Each missing or damaged file is named, with the state that it holds. Nothing
     is written to the store.
 
     The exit code is 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer

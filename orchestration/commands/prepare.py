@@ -20,7 +20,9 @@ def prepare(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also if it is there already.")] = False,
 ) -> None:
-    """Let drivers of this host and user start faster: keep the classes that Spark's Java loads in an archive.
+    """Let drivers start faster, on this host.
+
+    Keeps the classes that Spark's Java loads in an archive, for this user.
 
     Java reads and checks some 20,000 classes at each start. Once they are in an archive (about 200 MB, in the user's
     cache folder) it maps them instead, which shortens the time from a restart to its first checkpoint by a third. Do it

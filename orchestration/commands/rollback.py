@@ -54,7 +54,9 @@ def rollback(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an older snapshot, a savepoint or a copy the newest snapshot of a job again; the next run continues from it.
+    """Go back to an older snapshot, a savepoint or a copy.
+
+    It becomes the newest snapshot of the job again; the next run continues from it.
 
     Nothing is overwritten: later snapshots of the job are kept (until garbage collection), and you can go back to them
     too. Output that was published since then is also kept; output that is made again has higher epoch numbers.

@@ -85,7 +85,9 @@ def savepoint(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
+    """Make a savepoint: a named, complete copy of the state.
+
+    It is kept until it is deleted.
 
     The running job makes it after its epoch and continues meanwhile; if the job does not run, this process copies the
     newest snapshot. The copy is made inside the store, in the format that the job writes. With --format canonical it is
@@ -148,7 +150,7 @@ def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> 
 
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List a job's savepoints and the requested ones, newest first."""
+    """List a job's savepoints, also requested ones."""
     from stillstate.orchestration.running.make_savepoint import savepoint_rows
     from stillstate.orchestration.show.savepoints import savepoints_table
 

@@ -39,7 +39,9 @@ def snapshots(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List the points that a job can go back to, newest first: its snapshots, and its complete savepoints.
+    """List the snapshots and savepoints of a job, newest first.
+
+    These are the points that it can go back to; savepoints are listed once they are complete.
 
     `rollback` and `--from-snapshot` take the name in the first column. `stillstate savepoints` also lists savepoints
     that are being made or that failed.
@@ -92,7 +94,10 @@ def describe(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a snapshot holds: operators, states, changelog, tables, source position, progress."""
+    """Show what a snapshot holds: states, tables, position.
+
+    Also its operators, changelog and progress.
+    """
     from stillstate.orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
@@ -179,7 +184,9 @@ def query(
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header instead of a table.")] = False,
 ) -> None:
-    """Query a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
+    """Query a state as of any snapshot: one key, or first rows.
+
+    The job may run meanwhile.
 
     Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A missing key is no
     error: the result is empty, with exit code 0. Lists show the position of each element, maps show their keys, and

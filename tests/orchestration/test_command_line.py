@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 from black_holes import black_hole
 from house import write_house
 from job_roots import SECRET, FakeClock, JobRoot
@@ -21,7 +22,7 @@ from state_runtime.base.errors import JobAlreadyRunning
 from state_runtime.base.settings import Backend, FoldMode, VerifyLevel
 from state_runtime.snapshot.manifest import SnapshotFormat
 from state_runtime.snapshot.savepoint_record import SavepointFormat, SavepointTrigger
-from stillstate.orchestration.cli import app
+from stillstate.orchestration.cli import SECTIONS, app
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
 from stillstate.orchestration.show.views import JobRow, jobs_table
@@ -49,6 +50,16 @@ def test_the_main_help_lists_commands_and_exit_codes() -> None:
     assert all(command in text for command in COMMANDS)
     assert "  3  fenced" in text
     assert "  7  the job's own code raised" in text
+
+
+def test_the_main_help_shows_each_command_once_with_a_text_that_is_not_cut() -> None:
+    """A command that no section names would be there and not be found."""
+    named = [name for names in SECTIONS.values() for name in names]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert sorted(named) == sorted(commands)
+    lines = [line for line in call("--help").output.splitlines() if line.split() and line.split()[0] in commands]
+    assert [line.split()[0] for line in lines] == named
+    assert not [line for line in lines if line.endswith("...") or len(line.split()) < 3]
 
 
 @pytest.mark.parametrize(
