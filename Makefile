@@ -227,6 +227,10 @@ KILLS ?= 20
 bench-restart: setup ## Kill -9 of a driver to its first checkpoint, KILLS (20) times by its supervisor and by Dagster alone (about 20 minutes)
 	$(BIN)/python -m benchmarks.restart --times $(KILLS)
 
+.PHONY: bench-branches
+bench-branches: setup ## What a branch costs beside an operator of its own job (about 4 minutes)
+	$(BIN)/python -m benchmarks.branches
+
 .PHONY: bench-inflight
 bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)
 	$(BIN)/python -m benchmarks.inflight

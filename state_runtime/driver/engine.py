@@ -66,7 +66,7 @@ class SparkEngine:
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
-        self._narrow = SingleTask(may_be_single_task(context, has_executors=has_executors(spark)))
+        self._single = SingleTask(may_be_single_task(context, has_executors=has_executors(spark)))
         self._made_frames: Frames | None = None
 
     # For any thread: Spark delivers acknowledgements one by one as tasks end.
@@ -93,7 +93,7 @@ class SparkEngine:
             now_s = clock.monotonic_s()
             return EpochRun(planned=planned, acknowledged=[], event_times={}, planned_s=now_s, processed_s=now_s)
         flushed_bytes, flushed_ms, is_flushed = 0, 0.0, False
-        narrow = self._narrow.choose(planned.limits.budget.within_s, goes_on=planned.goes_on)
+        in_one_task = self._single.choose(planned.limits.budget.within_s, goes_on=planned.goes_on)
         while True:
             seats = self._placement.for_epoch()
             if self._placement.has_filled:
@@ -101,14 +101,14 @@ class SparkEngine:
                 budget = limits_of(planned.batch).budget
                 planned = replace(planned, limits=replace(planned.limits, budget=budget))
             try:
-                acknowledged, event_times, planned_s = self._act(frame, planned, seats, narrow=narrow)
+                acknowledged, event_times, planned_s = self._act(frame, planned, seats, in_one_task=in_one_task)
                 break
             except Exception as error:
                 typed = typed_error(error)
                 # The output of its tasks will not be used: the action begins again.
-                if isinstance(typed, TooMuchForOneTask) and narrow:
-                    narrow = False
-                    self._narrow.refused()
+                if isinstance(typed, TooMuchForOneTask) and in_one_task:
+                    in_one_task = False
+                    self._single.refused()
                     _LOG.info("epoch %d is run again with a task for each shard: %s", planned.clock.epoch, typed)
                     # The one task failed, so no acknowledgement reports what it staged.
                     self._discard(self.so_far(), planned.clock.epoch)
@@ -137,7 +137,7 @@ class SparkEngine:
         """Learn from an epoch that succeeded. Return how many shards moved to another executor in it."""
         moved = self._placement.ran((uid, a.shard, a.executor) for uid, a in tasks.ran)
         self._aggregated.seen(tasks.ran)
-        self._narrow.seen(run.acknowledged, self._context.pipeline.stages, process_ms)
+        self._single.seen(run.acknowledged, self._context.pipeline.stages, process_ms)
         return moved
 
     def close(self) -> None:
@@ -145,13 +145,13 @@ class SparkEngine:
         self._placement.close()
 
     def _act(
-        self, frame: DataFrame, planned: PlannedEpoch, seats: AnchoredPlan | None, *, narrow: bool
+        self, frame: DataFrame, planned: PlannedEpoch, seats: AnchoredPlan | None, *, in_one_task: bool
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """Run one Spark action. Return the acknowledgements, the event times seen, and when (monotonic) the plan was
         ready."""
         job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)
         pipeline = self._context.pipeline
-        with self._tasks.of_action(job, planned.limits.budget, self._state.batch, narrow=narrow) as task:
+        with self._tasks.of_action(job, planned.limits.budget, self._state.batch, in_one_task=in_one_task) as task:
             plan = plan_epoch(
                 frame,
                 pipeline,
@@ -163,7 +163,7 @@ class SparkEngine:
                 seats=seats,
                 aggregated=self._aggregated.chosen(),
                 is_batch=planned.request.reads,
-                narrow=narrow,
+                in_one_task=in_one_task,
             )
             planned_s = self._context.clock.monotonic_s()
             with self._acknowledgements.expecting(job.epoch):

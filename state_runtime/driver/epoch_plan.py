@@ -65,7 +65,7 @@ def plan_epoch(
     seats: AnchoredPlan | None = None,
     aggregated: frozenset[str] = frozenset(),
     is_batch: bool = False,
-    narrow: bool = False,
+    in_one_task: bool = False,
 ) -> EpochPlan:
     """Plan an epoch over a batch; nothing runs yet.
 
@@ -78,12 +78,17 @@ def plan_epoch(
         seats: keep each shard on its executor; None leaves it to Spark.
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
         is_batch: Spark handed the frame over, in the thread that calls this.
-        narrow: one task gets the rows of all shards; nothing is shuffled.
+        in_one_task: one task gets the rows of all shards; nothing is shuffled.
     """
     made = frames()
     functions = [(task(stage, number), stage.output) for number, stage in enumerate(pipeline.stages)]
     asked = _Asked(
-        parallelism=parallelism, wake=wake, beginning=beginning, seats=seats, aggregated=aggregated, narrow=narrow
+        parallelism=parallelism,
+        wake=wake,
+        beginning=beginning,
+        seats=seats,
+        aggregated=aggregated,
+        in_one_task=in_one_task,
     )
     shape = asked.shape if is_batch and pipeline.plans_stay else None
     if shape is not None and pipeline.graph.has_branches:
@@ -122,7 +127,7 @@ class _Asked:
     beginning: frozenset[str]
     seats: AnchoredPlan | None
     aggregated: frozenset[str]
-    narrow: bool
+    in_one_task: bool
 
     @property
     def shape(self) -> Hashable | None:
@@ -130,7 +135,7 @@ class _Asked:
         if self.beginning or self.seats is not None:
             return None
         woken = tuple(sorted((uid, *shards) for uid, shards in self.wake.items() if shards))
-        return self.parallelism, self.aggregated, self.narrow, woken
+        return self.parallelism, self.aggregated, self.in_one_task, woken
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,7 @@ def _staged(
 
 def _placed(made: Frames, frame: DataFrame, asked: _Asked) -> DataFrame:
     """Place each row in the task of its shard."""
-    if asked.narrow:
+    if asked.in_one_task:
         return frame.coalesce(1)
     shard = shard_sql(HASH_COLUMN, asked.parallelism)
     if asked.seats is not None:

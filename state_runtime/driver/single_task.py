@@ -1,10 +1,10 @@
-"""Whether the next epoch is narrow, one task for all shards: chosen by the numbers of the newest ones; pure.
+"""Whether the next epoch is one task for all shards: chosen by the numbers of the newest ones; pure.
 
 In an epoch of few rows most of the time is spent on a shuffle and on a task for each shard. One task does the same, one
 shard after the other (task/single_task.py). It never changes a result, so each run chooses for itself.
 
-An epoch that continues rows in flight is never narrow: it has a backlog, which needs all cores, and the rows of many
-epochs. An epoch with a deadline may be narrow: each shard of its task keeps to the deadline as a separate task would,
+An epoch that continues rows in flight is never one task: it has a backlog, which needs all cores, and the rows of many
+epochs. An epoch with a deadline may be: each shard of its task keeps to the deadline as a separate task would,
 and rows that are left wait as usual. But if the deadline comes before one task would be refused, parallel shards get
 further until then, so that the batch takes fewer epochs.
 """
@@ -23,7 +23,7 @@ from state_runtime.task.single_task import SingleTaskLimits
 __all__ = ["LIMITS", "SingleTask", "may_be_single_task"]
 
 LIMITS = SingleTaskLimits()
-"""Beyond them a narrow epoch is refused."""
+"""Beyond them a single-task epoch is refused."""
 ROWS_MAX = 16_384
 """Rows of the operator with the most of them. Far more rows are faster on all cores with a shuffle; the break-even
 point was not measured (docs/design/0033-floor.md)."""
@@ -53,7 +53,7 @@ class SingleTask:
     _last_pause: int = 0
 
     def choose(self, within_s: float | None, *, goes_on: bool) -> bool:
-        """Return whether the next epoch is narrow. The first one of a run is not: it restores, and may have a backlog.
+        """Return whether the next epoch is one task. The first one of a run is not: it restores and may have a backlog.
 
         Args:
             within_s: the epoch's time; None: no limit.
@@ -64,7 +64,7 @@ class SingleTask:
         return self._is_chosen
 
     def refused(self) -> None:
-        """Note that the narrow epoch was too much for one task."""
+        """Note that the single-task epoch was too much for one task."""
         self._is_chosen = False
         self._pause = self._last_pause = min(max(PAUSE_EPOCHS, self._last_pause * 2), PAUSE_EPOCHS_MAX)
 
@@ -87,7 +87,7 @@ class SingleTask:
 
 
 def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
-    """Return whether a run's epochs may be narrow at all.
+    """Return whether a run's epochs may be one task at all.
 
     They may not with several executors, because each has its own shards. They may not if tasks send data to a store:
     tasks of several shards do it in parallel, one task would wait for each of them. That is so for uploads without the

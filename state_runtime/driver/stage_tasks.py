@@ -84,17 +84,17 @@ class StageTasks:
 
     @contextmanager
     def of_action(
-        self, job: TaskJob, budget: EpochBudget, batch: BatchProgress | None, *, narrow: bool
+        self, job: TaskJob, budget: EpochBudget, batch: BatchProgress | None, *, in_one_task: bool
     ) -> Iterator[Callable[[Stage, int], StageTask]]:
         """Yield the function of each stage, by its number; valid until the action has ended.
 
         Args:
             batch: that the epoch continues, if any.
-            narrow: one task gets the rows of all shards.
+            in_one_task: one task gets the rows of all shards.
         """
         listed = self._share_listing()
         try:
-            yield partial(self._stage_task, job, listed, budget, batch, narrow)
+            yield partial(self._stage_task, job, listed, budget, batch, in_one_task)
         finally:
             if listed is not None:
                 _give_up(listed)
@@ -126,7 +126,7 @@ class StageTasks:
         listed: Broadcast[Mapping[str, ListedFiles]] | None,
         budget: EpochBudget,
         batch: BatchProgress | None,
-        narrow: bool,
+        in_one_task: bool,
         stage: Stage,
         number: int,
     ) -> StageTask:
@@ -152,10 +152,10 @@ class StageTasks:
             unaggregated=arrow_schema(stage.input) if passes and stage.partial is not None else None,
             needed_rows=self._state.needed_rows,
             budget=replace(budget.stages.get(uid, NO_LIMITS), due_was_done=was_done),
-            narrow=self._narrow_limits() if narrow else None,
+            one_task=self._single_task_limits() if in_one_task else None,
         )
 
-    def _narrow_limits(self) -> SingleTaskLimits:
+    def _single_task_limits(self) -> SingleTaskLimits:
         """Return the limits of one task for all shards. A task for a single shard spills to the host's disk when it
         would hold more than its bytes; the one for all shards does not spill."""
         return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))

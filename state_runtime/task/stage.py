@@ -88,7 +88,7 @@ class StageTask:
             epoch's rows.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: limits of its tasks in this epoch.
-        narrow: the limits, if the one task of the stage has the rows of all shards (task/single_task.py); None: each
+        one_task: the limits, if the one task of the stage has the rows of all shards (task/single_task.py); None: each
             task has the rows of one shard.
     """
 
@@ -108,7 +108,7 @@ class StageTask:
     unaggregated: pa.Schema | None = None
     needed_rows: frozenset[str] = frozenset()
     budget: StageBudget = NO_LIMITS
-    narrow: SingleTaskLimits | None = None
+    one_task: SingleTaskLimits | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap()
@@ -148,10 +148,10 @@ class StageTask:
 
     def _by_shard(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
         """Yield the input of each shard of this task, in their order."""
-        if self.narrow is None:
+        if self.one_task is None:
             yield batches
         else:
-            yield from by_shard(batches, self.job.parallelism, self.narrow, SYSTEM_CLOCK)
+            yield from by_shard(batches, self.job.parallelism, self.one_task, SYSTEM_CLOCK)
 
     def _run_operator(self, operator: Operator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began_s, began_ms = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now_ms()

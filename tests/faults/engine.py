@@ -127,7 +127,7 @@ class InProcess:
         task: Callable[[Stage, int], StageTask],
         wake: Mapping[str, Sequence[int]],
         beginning: frozenset[str],
-        narrow: bool,
+        in_one_task: bool,
         **_: Any,
     ) -> Any:
         """In place of `plan_epoch`."""
@@ -138,7 +138,7 @@ class InProcess:
                 assert stage.operator is not None
                 emitted: list[str] = []
                 shards = by_shard(keys, parallelism, wake.get(stage.operator.uid, ()))
-                for batches in [list(itertools.chain(*shards))] if narrow else shards:
+                for batches in [list(itertools.chain(*shards))] if in_one_task else shards:
                     emitted += self._run(task(stage, number), batches)
                 keys = emitted
 

@@ -74,7 +74,7 @@ class Plans:
         plan = engine.plan_epoch
 
         def noting(*arguments: Any, **named: Any) -> Any:
-            self.narrow.append(named["narrow"])
+            self.narrow.append(named["in_one_task"])
             return plan(*arguments, **named)
 
         monkeypatch.setattr(engine, "plan_epoch", noting)

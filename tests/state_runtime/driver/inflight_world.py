@@ -150,12 +150,12 @@ class World:
         task: Callable[..., Any],
         wake: Mapping[str, Sequence[int]],
         beginning: frozenset[str],
-        narrow: bool,
+        in_one_task: bool,
         **__: Any,
     ) -> SimpleNamespace:
         """Spark's action: the operators one after the other, tasks in any order, some attempts lost and made again.
 
-        A narrow one is one task of Spark's: if it fails, no acknowledgement of it arrives.
+        A single-task one is one task of Spark's: if it fails, no acknowledgement of it arrives.
         """
         assert len(self.epochs) < EPOCHS_MAX, "it does not come to an end"
 
@@ -174,7 +174,7 @@ class World:
                     )
                     for shard in shards
                 }
-                if narrow:
+                if in_one_task:
                     of_shards = {0: pa.concat_batches([*of_shards.values()])}
                 for shard, batch in of_shards.items():
                     pieces = [batch.slice(at, 3) for at in range(0, batch.num_rows, 3)]
@@ -187,7 +187,7 @@ class World:
                             made.accumulator.value.clear()
                             self.refused += 1
                             raise
-                self.narrow_epochs += narrow and number == last
+                self.narrow_epochs += in_one_task and number == last
                 emitted = [b for shard in sorted(outputs) for b in outputs[shard]]
                 rows = (
                     pa.concat_batches(emitted)

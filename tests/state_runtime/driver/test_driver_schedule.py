@@ -130,7 +130,7 @@ class World:
         *,
         task: Callable[..., Any],
         wake: Mapping[str, Sequence[int]],
-        narrow: bool,
+        in_one_task: bool,
         **__: Any,
     ) -> SimpleNamespace:
         """Spark's action over a batch: tasks in any order, or one for all shards; some attempts are lost and made again. Shards
@@ -144,7 +144,7 @@ class World:
                 [b for b in [rows_of_shard(frame, s, parallelism, woken=s in wake.get("counts", ()))] if b.num_rows]
                 for s in shards
             ]
-            for batches in [list(itertools.chain(*of_shards))] if narrow else of_shards:
+            for batches in [list(itertools.chain(*of_shards))] if in_one_task else of_shards:
                 attempts = 2 if self.draw.random() < 0.1 else 1
                 for _ in range(attempts):
                     assert list(task(stage, 0)(batches)) == []

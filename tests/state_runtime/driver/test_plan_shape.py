@@ -9,7 +9,9 @@ import pytest
 
 from state_runtime.driver.epoch_plan import _Asked
 
-ASKED = _Asked(parallelism=4, wake={"a": [1]}, beginning=frozenset(), seats=None, aggregated=frozenset(), narrow=False)
+ASKED = _Asked(
+    parallelism=4, wake={"a": [1]}, beginning=frozenset(), seats=None, aggregated=frozenset(), in_one_task=False
+)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ ASKED = _Asked(parallelism=4, wake={"a": [1]}, beginning=frozenset(), seats=None
         {"wake": {"a": [1, 2]}},
         {"wake": {"b": [1]}},
         {"aggregated": frozenset("a")},
-        {"narrow": True},
+        {"in_one_task": True},
     ],
 )
 def test_what_decides_a_plan_decides_its_shape(other: dict[str, Any]) -> None:
