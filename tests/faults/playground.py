@@ -10,7 +10,8 @@ import itertools
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,11 @@ from state_runtime.changelog.reader import fetch_part, read_index
 from state_runtime.changelog.upload import Uploader
 from state_runtime.driver import epoch_line
 from state_runtime.materialize import BackgroundMaterializer, background
+from state_runtime.pipeline import output_layout, sinks, staging
 from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.reading.references import references
 from state_runtime.restore import objects as host_objects
+from state_runtime.snapshot import commit
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import Store, fsspec_store
@@ -410,17 +413,19 @@ def _look_if_due(materializer: BackgroundMaterializer, manifest: Manifest, *, ca
         materializer.look(manifest)
 
 
-class _OneByOne:
+class _OneByOne(Executor):
     """In place of a pool of threads, whose order no seed decides."""
 
-    def __init__(self, threads: int) -> None:
-        self.map = map
+    def __init__(self, threads: int, thread_name_prefix: str = "") -> None:
+        pass
 
-    def __enter__(self) -> _OneByOne:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:  # a process that is killed does nothing more
+            done.set_exception(error)
+        return done
 
 
 @contextmanager
@@ -450,7 +455,8 @@ def _on_faulty_stores(world: World) -> Iterator[None]:
         patch.setattr(store, "_SHARED", {})
         patch.setattr(fsspec_store, "_MEMORY_LOCK", nullcontext())
         patch.setattr(fsspec_store, "wait_random_exponential", lambda **_: wait_none())
-        patch.setattr(host_objects, "ThreadPoolExecutor", _OneByOne)
+        for module in (host_objects, commit, output_layout, sinks, staging):
+            patch.setattr(module, "ThreadPoolExecutor", _OneByOne)
         patch.setattr(host_objects, "_locked", undisturbed)
         for module in (persist, task):
             patch.setattr(module, "uploader", lambda _: world.running[-1].uploader)
