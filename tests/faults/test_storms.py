@@ -13,7 +13,7 @@ from model import seeds
 
 from tests.faults.playground import play
 
-SEEDS = 80
+SEEDS = 50
 
 
 def test_state_and_output_are_those_of_a_calm_day(tmp_path: Path) -> None:

@@ -394,6 +394,20 @@ GUARDS: tuple[Guard, ...] = (
         f"{_TIME}test_the_stores_clock_confirms_a_jump_or_contradicts_it",
     ),
     Guard(
+        "shared-rows",
+        "state_runtime/driver/epoch_plan.py",
+        "        elif readers > 1:\n",
+        "        elif readers > 99:\n",
+        "tests/spark/test_branches.py::test_a_step_that_is_read_twice_runs_once",
+    ),
+    Guard(
+        "kept-plans-of-branches-by-partitions",
+        "state_runtime/driver/epoch_plan.py",
+        "        shape = (shape, made.partitions(frame))\n",
+        "        pass\n",
+        "tests/spark/test_rebound.py::test_a_plan_of_branches_is_kept_for_each_number_of_partitions",
+    ),
+    Guard(
         "text-of-the-input",
         "state_runtime/task/gathered.py",
         "        found = broken_text(batch)\n",

@@ -24,12 +24,12 @@ FILES, ROWS = 4, 120
 BEGIN_S = 1_700_000_000
 
 
-def write_input(inbox: Path, files: int = FILES, first: int = 0) -> None:
+def write_input(inbox: Path, files: int = FILES, first: int = 0, rows: int = ROWS) -> None:
     """Rows of two minutes a file, some of them twice, some without a shop, none late."""
     inbox.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + files):
         draw = random.Random(number)
-        ids = [number * ROWS + draw.randrange(ROWS) for _ in range(ROWS)]
+        ids = [number * ROWS + draw.randrange(ROWS) for _ in range(rows)]
         table = pa.table(
             {
                 "id": pa.array(ids, pa.int64()),

@@ -133,6 +133,31 @@ def test_the_plan_of_branches_is_taken_again(spark: SparkSession, tmp_path: Path
     assert plans["missed"] == 0
 
 
+def test_a_plan_of_branches_is_kept_for_each_number_of_partitions(
+    spark: SparkSession, tmp_path: Path, plans: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shuffle that branches share has as many as the batch: places of rows stay what they are without it."""
+    shapes: set[Hashable] = set()
+    again = ReboundPlans.again
+
+    def noting(self: ReboundPlans, shape: Hashable, *arguments: Any) -> ReboundPlan | None:
+        shapes.add(shape)
+        return again(self, shape, *arguments)
+
+    monkeypatch.setattr(ReboundPlans, "again", noting)
+    monkeypatch.setattr("state_runtime.driver.engine.SingleTask.choose", lambda *_, **__: False)
+    for number in range(8):
+        branches.write_input(tmp_path / "in", files=1, first=number, rows=60 if number % 2 else 1200)
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "4096")
+    try:
+        branches.diamond(tmp_path).run(spark, trigger=ONCE)
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    branches.check_diamond(spark, tmp_path, is_ended=False)
+    assert len({shape[1] for shape in shapes}) > 1  # type: ignore[index]
+    assert plans["missed"] == 0
+
+
 def test_a_chain_and_a_run_that_goes_on_give_what_a_batch_query_gives(
     spark: SparkSession, tmp_path: Path, plans: Counter[str]
 ) -> None:

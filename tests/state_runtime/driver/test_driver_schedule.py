@@ -318,7 +318,7 @@ def test_whatever_ends_a_run_each_batch_is_published_once_and_the_state_is_whole
 ) -> None:
     """Kills and failures at any passage of any kill point, lost disks, lost attempts, other settings and shards each time."""
     ends: Counter[str] = Counter()
-    for seed, draw in seeds(30):
+    for seed, draw in seeds(20):
         batches = [
             [f"k{draw.randrange(12)}" for _ in range(draw.randrange(1, 20))] for _ in range(draw.randrange(4, 14))
         ]

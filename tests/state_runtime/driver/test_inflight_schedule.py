@@ -69,7 +69,7 @@ def played(law: Law, chain: Chain, folder: Path, count: int) -> Counter[str]:
 
 of_every_chain = pytest.mark.parametrize(
     ("chain", "count"),
-    [(STEPS, 20), (ONCE, 10), (JOINS, 10), (ALARMS, 10), (BALANCES, 10)],
+    [(STEPS, 10), (ONCE, 6), (JOINS, 6), (ALARMS, 6), (BALANCES, 6)],
     ids=[c.name for c in CHAINS],
 )
 
