@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
@@ -183,10 +184,7 @@ def _carry(
             independent=independent,
             progress=None if bar is None else lambda now: bar(now.bytes_done, now.bytes),
             threads=threads,
-            clock=SYSTEM_CLOCK,
-            ids=SYSTEM_IDS,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid()),
         )
     _show(plan, result, result_text(result), as_json=as_json)
 

@@ -177,10 +177,7 @@ class Moves:
             plan,
             keep_source=keep_source,
             before_decided=before_decided,
-            clock=actor.clock,
-            ids=actor.ids,
-            host=actor.host,
-            pid=actor.pid,
+            actor=actor,
         )
         for path in result.left[:5]:
             self._say(f"{path} in {self._source.url} is not of Stillstate, and stays")

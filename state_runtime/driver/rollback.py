@@ -162,16 +162,7 @@ def execute_rollback(
 
 
 def _commit(catalog: Catalog, target: Manifest, actor: Actor) -> Manifest:
-    opened = open_run(
-        catalog,
-        catalog.job_info(),
-        target,
-        clock=actor.clock,
-        ids=actor.ids,
-        host=actor.host,
-        pid=actor.pid,
-        back_to=target,
-    )
+    opened = open_run(catalog, catalog.job_info(), target, actor=actor, back_to=target)
     term = opened.term
     # Readers of the status see a job that has ended, not one that is starting.
     status = RunStatus(

@@ -515,10 +515,7 @@ class StartPosition:
             self._catalog,
             info,
             empty(info),
-            clock=actor.clock,
-            ids=actor.ids,
-            host=actor.host,
-            pid=actor.pid,
+            actor=actor,
             back_to=past if past is not None else self._from_snapshot,
             decide=(lambda content: decide(content, info)) if decide is not None else None,
         )
@@ -571,10 +568,7 @@ class StartPosition:
             source.catalog,
             source.info,
             source.manifest,
-            clock=actor.clock,
-            ids=actor.ids,
-            host=actor.host,
-            pid=actor.pid,
+            actor=actor,
             claimed_by=uid,
         )
         term = opened.term

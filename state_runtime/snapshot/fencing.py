@@ -148,10 +148,7 @@ def open_run(
     info: JobInfo,
     empty: Manifest,
     *,
-    clock: Clock,
-    ids: Ids,
-    host: str,
-    pid: int,
+    actor: Actor,
     back_to: int | Manifest | None = None,
     claimed_by: str = "",
     mover: str = "",
@@ -189,9 +186,7 @@ def open_run(
     if found is not None:
         check_belongs(found, info, catalog.root.url, own=True)
     target = catalog.manifest(back_to) if isinstance(back_to, int) else back_to
-    term = claim_term(
-        catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
-    )
+    term = claim_term(catalog.root, actor=actor, above=found.term if found is not None else 0)
     # Only after the term: a mover writes its file before it claims a term. So either this run sees the file, or the
     # mover's term is the newer one.
     refuse_if_handed_over(catalog.root, mover=mover)
@@ -199,8 +194,6 @@ def open_run(
     refuse_if_claimed(catalog.root, by=claimed_by)
     # Before anything is committed; a deletion of the whole root removes the mark before the boundary.
     leave_mark(catalog.root, term)
-    actor = Actor(clock, ids, host, pid)
-
     follows_ms = 0
 
     def propose() -> Proposal[Manifest]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from state_runtime.base.clock import Clock
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced
-from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
@@ -116,7 +115,7 @@ def newest_term(store: Store) -> int:
     return max((t for t in map(term_of, store.list_names(TERMS_DIR)) if t is not None), default=0)
 
 
-def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, above: int = 0) -> Term:
+def claim_term(store: Store, *, actor: Actor, above: int = 0) -> Term:
     """Claim the next term. Atomic: two claimers get different terms.
 
     A claimed term says which run may write next; only the fencing snapshot takes the job away from an older run.
@@ -130,7 +129,7 @@ def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, abo
     """
 
     def propose() -> Proposal[Term]:
-        term = Term(max(newest_term(store), above) + 1, ids.uid(), host, pid, clock.now_ms())
+        term = Term(max(newest_term(store), above) + 1, actor.ids.uid(), actor.host, actor.pid, actor.clock.now_ms())
         return Proposal(term_path(term.term), encode_document("term", term), term)
 
     def contended() -> Fenced:

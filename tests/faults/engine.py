@@ -19,6 +19,7 @@ import pytest
 from model import FakeBroadcast, empty_manifest
 from pyspark.sql import types as T
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.ids import Ids
@@ -198,7 +199,7 @@ class Run:
         if committer is None:
             info = fencing.open_job_root(catalog.root, job, clock=clock, ids=ids)
             empty = empty_manifest(info.uid, settings.parallelism)
-            committer = fencing.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+            committer = fencing.open_run(catalog, info, empty, actor=Actor(clock, ids, "h", 1))
         self.committer: Committer = committer
         info = committer.info
         chain = pipeline(operators, out, options if "://" in out else {})

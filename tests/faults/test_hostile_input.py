@@ -20,6 +20,7 @@ from local_job import LocalJob
 from model import OPERATOR, CountingIds, DictStore, FakeClock, empty_manifest
 from test_restore import changes
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.changelog.parts import PartEntry, decode_part, sha256
@@ -145,8 +146,8 @@ def test_terms_may_skip_numbers() -> None:
     catalog = Catalog(store, "job", clock)
     info = fencing.open_job_root(catalog.root, "job", clock=clock, ids=ids)
     for _ in range(3):
-        claim_term(catalog.root, host="h", pid=1, clock=clock, ids=ids)
-    committer = fencing.open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=2)
+        claim_term(catalog.root, actor=Actor(clock, ids, "h", 1))
+    committer = fencing.open_run(catalog, info, empty_manifest(info.uid), actor=Actor(clock, ids, "h", 2))
     assert (committer.last.term, committer.last.snapshot_id) == (4, 1)
 
 

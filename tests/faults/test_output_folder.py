@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import MissingFile, SnapshotInUse, StoreUnavailable
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.maintenance.move.execute import execute_move
@@ -319,9 +320,8 @@ def moved(world: Place, home: Shop) -> Shop:
     """The job, by `stillstate move`."""
     world.clock.advance_s(3600)
     target = Shop(str(world.folder / "elsewhere"))
-    given: dict[str, Any] = {"clock": world.clock, "ids": world.ids, "host": "h", "pid": 1}
     plan = plan_move(home.root(JOB), target.root(JOB), mode="move", snapshot_id=None, clock=world.clock)
-    execute_move(home.root(JOB), target.root(JOB), plan, **given)
+    execute_move(home.root(JOB), target.root(JOB), plan, actor=Actor(world.clock, world.ids, "h", 1))
     return target
 
 

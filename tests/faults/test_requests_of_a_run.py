@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -68,7 +69,7 @@ def start(server: CountingServer, name: str, prefix: int) -> Committer:
     info = open_job_root(catalog.root, JOB, clock=clock, ids=ids)
     catalog.latest()
     empty = empty_manifest(info.uid, SHARDS)
-    committer = open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+    committer = open_run(catalog, info, empty, actor=Actor(clock, ids, "h", 1))
     beat(committer, catalog)
     return committer
 

@@ -12,6 +12,7 @@ import boto3
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -234,7 +235,7 @@ def started(root: Store, prefix: int) -> Committer:
     clock, ids = FakeClock(), CountingIds(prefix)
     info = open_job_root(root, "job", clock=clock, ids=ids)
     catalog = Catalog.of_root(root, clock)
-    return open_run(catalog, info, empty_manifest(info.uid, 2), clock=clock, ids=ids, host="h", pid=prefix)
+    return open_run(catalog, info, empty_manifest(info.uid, 2), actor=Actor(clock, ids, "h", prefix))
 
 
 @pytest.mark.parametrize("how", AFTER_STORING)

@@ -30,6 +30,7 @@ import threading
 
 from job_roots import checkpoint_of, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
@@ -88,9 +89,7 @@ def main() -> int:
     info = open_job_root(catalog.root, job.name, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
     job, _ = effective_settings(file_job, catalog.root)
     host = os.environ.get("FAKE_HOST") or socket.gethostname()
-    committer = open_run(
-        catalog, info, empty_manifest(info), clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, host=host, pid=os.getpid()
-    )
+    committer = open_run(catalog, info, empty_manifest(info), actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, host, os.getpid()))
 
     def beat(state: RunState, kind: str = "", message: str = "") -> None:
         write_status(

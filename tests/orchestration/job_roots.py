@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
@@ -108,13 +109,7 @@ class JobRoot:
         """A new run: a term, a fencing snapshot and a heartbeat."""
         info = open_job_root(self.catalog.root, self.name, clock=self.clock, ids=SYSTEM_IDS)
         self.committer = open_run(
-            self.catalog,
-            info,
-            empty_manifest(info),
-            clock=self.clock,
-            ids=SYSTEM_IDS,
-            host=self.host,
-            pid=self.pid,
+            self.catalog, info, empty_manifest(info), actor=Actor(self.clock, SYSTEM_IDS, self.host, self.pid)
         )
         self.beat(state)
         return self.committer.term.term

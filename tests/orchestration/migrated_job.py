@@ -120,9 +120,7 @@ class Drivers:
         before = catalog.latest()
         assert before is not None
         pid = next(self._pids)
-        committer = open_run(
-            catalog, catalog.job_info(), before, clock=self.job.clock, ids=self.job.ids, host=HOST, pid=pid
-        )
+        committer = open_run(catalog, catalog.job_info(), before, actor=Actor(self.job.clock, self.job.ids, HOST, pid))
         self.job.catalog, self.job.committer = catalog, committer
         self.job.writer.root = catalog.root
         self.job.rows[committer.last.snapshot_id] = dict(self.rows_of(before.snapshot_id))

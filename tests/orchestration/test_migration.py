@@ -15,6 +15,7 @@ import psutil
 import pytest
 from migrated_job import ENDS, HOST, Died, Migrated, crashed
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
@@ -625,7 +626,7 @@ def test_a_job_that_is_moved_keeps_what_came_of_its_migration(made: Migrated, tm
     clock = made.job.clock
     target = open_store(str(tmp_path / "elsewhere")).child("job")
     plan = plan_move(made.job.root, target, mode="move", snapshot_id=None, clock=clock)
-    execute_move(made.job.root, target, plan, clock=clock, ids=SYSTEM_IDS, host="h", pid=1)
+    execute_move(made.job.root, target, plan, actor=Actor(clock, SYSTEM_IDS, "h", 1))
     assert effective_settings(made.spec, target)[0].parallelism == 3
 
 

@@ -9,6 +9,7 @@ import pytest
 from job_roots import JobRoot
 from typer.testing import CliRunner, Result
 
+from state_runtime.base.actor import Actor
 from state_runtime.maintenance.verify.report import Finding, VerifyReport
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest
@@ -37,7 +38,7 @@ def place(tmp_path: Path) -> str:
     root.put(log.path, body)
     empty = Manifest(4, info.uid, 0, 0, "", "checkpoint", 0, 1, layers=(LayerEntry(0, 0, (), (log,)),))
     for _ in range(2):
-        open_run(Catalog.of_root(root), info, empty, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, host="gone", pid=1)
+        open_run(Catalog.of_root(root), info, empty, actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, "gone", 1))
     return root.url
 
 

@@ -13,6 +13,7 @@ import pytest
 from dagster_world import FakeLauncher, World
 from maintenance_root import Job
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
@@ -177,9 +178,7 @@ def test_a_savepoint_of_a_manifest_that_cannot_be_read_may_lack_output(job: Job)
 def test_what_the_job_was_taken_back_from_is_no_candidate(job: Job) -> None:
     """Somebody decided against those snapshots; they are no past of the newest one."""
     info = job.catalog.job_info()
-    job.committer = open_run(
-        job.catalog, info, job.committer.last, clock=job.clock, ids=job.ids, host="h", pid=1, back_to=3
-    )
+    job.committer = open_run(job.catalog, info, job.committer.last, actor=Actor(job.clock, job.ids, "h", 1), back_to=3)
     job.rows[6] = job.rows[3]
     job.checkpoint()
     spoil(job, newest_segment(job.catalog.manifest(7)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from model import empty_manifest
 
+from state_runtime.base import actor as acting
 from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot, SnapshotExpired
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import apply, fits, holds, is_too_old
@@ -37,7 +38,7 @@ def driver(number: int, store: str = "/state", job: str = JOB) -> Body:
         committer: Committer | None = None
         try:
             empty = empty_manifest(info.uid)
-            committer = fencing.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=number)
+            committer = fencing.open_run(catalog, info, empty, actor=acting.Actor(clock, ids, "h", number))
             world.laws.opened(world.near, ROOT, committer.term.term, committer.last)
             commit_epochs(world, actor, committer, root_path)
         except Fenced:

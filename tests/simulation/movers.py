@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from state_runtime.base import actor as acting
 from state_runtime.base.errors import CorruptData, Invalid, Unavailable
 from state_runtime.maintenance.move.execute import abort_move, execute_move
 from state_runtime.maintenance.move.plan import MoveMode, plan_move
@@ -25,7 +26,7 @@ def mover(world: World, actor: Actor) -> None:
 
         try:
             plan = plan_move(source, target, mode=mode, snapshot_id=None, clock=clock)
-            done = execute_move(source, target, plan, threads=1, clock=clock, ids=ids, host="h", pid=number)
+            done = execute_move(source, target, plan, threads=1, actor=acting.Actor(clock, ids, "h", number))
             world.seen[f"root {mode} done"] += 1
             number += 1
             if done.snapshots and mode == "move":

@@ -13,6 +13,7 @@ from typing import Any
 
 from model import empty_manifest
 
+from state_runtime.base import actor as acting
 from state_runtime.base.errors import Fenced, Invalid, Unavailable
 from state_runtime.base.settings import JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.driver.heartbeat import Heartbeat
@@ -91,7 +92,7 @@ def whole_driver(number: int) -> Body:
         catalog = Catalog(world.store(actor), JOB, clock)
         info = fencing.open_job_root(catalog.root, JOB, clock=clock, ids=ids)
         committer = fencing.open_run(
-            catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=number
+            catalog, info, empty_manifest(info.uid), actor=acting.Actor(clock, ids, "h", number)
         )
         world.laws.lives_in(world.near, ROOT, actor, committer.last)
         world.laws.opened(world.near, ROOT, committer.term.term, committer.last)

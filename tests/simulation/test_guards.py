@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance import marks
@@ -107,9 +106,9 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(
     """A term alone does not stop an older run."""
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Manifest, **who: Any) -> Committer:
-        term = fencing.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
+        term = fencing.claim_term(catalog.root, actor=who["actor"])
         fencing.leave_mark(catalog.root, term)
-        return Committer(catalog.root, info, term, catalog.latest() or empty, Actor(who["clock"], who["ids"]))
+        return Committer(catalog.root, info, term, catalog.latest() or empty, who["actor"])
 
     monkeypatch.setattr(fencing, "open_run", open_without_fencing)
     guarded(with_only(drivers=3, sleep=0.1), "took over")

@@ -47,8 +47,10 @@ from state_runtime.base.limits import MIB
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.maintenance.gc import background as collection
+from state_runtime.maintenance.gc import survey
 from state_runtime.maintenance.gc.collect import plan_gc
 from state_runtime.maintenance.verify.roots import verify_root
+from state_runtime.materialize import records
 from state_runtime.reading.snapshot import open_snapshot_for_reading
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.spark.session import build_session
@@ -65,6 +67,7 @@ ROWS: Final = 20
 """Of an epoch."""
 COLLECTION_EVERY_S: Final = 60.0
 COLLECTION_FLOOR_S: Final = 600.0
+RECORDS_KEPT_MS: Final = 300_000
 WARM_UP_EPOCHS: Final = 2000
 """They are not held against later ones, or a tenth of a short run is not."""
 SETTINGS: Final = JobSettings(
@@ -106,9 +109,8 @@ BOUNDS: Final[dict[str, Bound]] = {
     "maps": Bound(250, 5),
     "threads": Bound(8, 0.5),
     "mib": Bound(2, 0.2),
-    # Records of folds, and the tables that they name, stay for two days, in case somebody adopts them.
-    "root_files": Bound(200, 10_000 / 32 * 6),
-    "root_mib": Bound(4, 10_000 / 32 * 0.1),
+    "root_files": Bound(400, 5),
+    "root_mib": Bound(6, 0.2),
     # Spark keeps its last hundred batches.
     "scratch_files": Bound(250, 0.5),
 }
@@ -201,6 +203,9 @@ def say(line: dict[str, Any]) -> None:
 def drive(folder: Path, epochs: int, every: int) -> None:
     """The driver's process, from its start to its end."""
     collection.FIRST_AFTER_S = collection.EVERY_S = COLLECTION_EVERY_S
+    # Records of folds are kept for days, and a driver remembers them: here there are as many in minutes.
+    for module in (records, survey):
+        module.RECORD_KEPT_MS = RECORDS_KEPT_MS
     collection.plan_gc = partial(plan_gc, min_age_s=COLLECTION_FLOOR_S, unsafe_min_age=True)  # type: ignore[assignment]
 
     def rows(spark: SparkSession) -> DataFrame:

@@ -11,6 +11,7 @@ from typing import Any
 from fake_fs import FakeFs
 from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, FakeClock, StateWriter, empty_manifest, rows_of
 
+from state_runtime.base.actor import Actor
 from state_runtime.materialize import apply, materialize
 from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
@@ -118,7 +119,7 @@ class Job:
         self.catalog = Catalog(self.store, self.name, self.clock)
         info = open_job_root(self.catalog.root, self.name, clock=self.clock, ids=self.ids)
         self.committer = open_run(
-            self.catalog, info, empty_manifest(info.uid), clock=self.clock, ids=self.ids, host="h", pid=1
+            self.catalog, info, empty_manifest(info.uid), actor=Actor(self.clock, self.ids, "h", 1)
         )
         self.writer = StateWriter(
             self.catalog.root,

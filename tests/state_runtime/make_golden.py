@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from model import CountingIds, FakeClock
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.materialize import apply, materialize
@@ -114,7 +115,7 @@ class Writer:
         self.root = self.catalog.root
         self.info = open_job_root(self.root, "on", clock=self.clock, ids=self.ids)
         empty = Manifest(FORMAT_VERSION, self.info.uid, 0, 0, "", "checkpoint", 0, PARALLELISM)
-        self.committer = open_run(self.catalog, self.info, empty, clock=self.clock, ids=self.ids, host="host", pid=1)
+        self.committer = open_run(self.catalog, self.info, empty, actor=Actor(self.clock, self.ids, "host", 1))
 
     def operators(self, snapshot_id: int) -> tuple[OperatorEntry, ...]:
         if snapshot_id < CHANGED_AT:

@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.move.execute import execute_move
@@ -43,7 +44,7 @@ def main() -> None:
     )
     die_before(int(writes))
     plan = plan_move(source, target, mode="move", snapshot_id=None, clock=SYSTEM_CLOCK)
-    execute_move(source, target, plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, host="here", pid=os.getpid(), threads=4)
+    execute_move(source, target, plan, actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, "here", os.getpid()), threads=4)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 from fake_fs import FakeFs
 from model import CountingIds, FakeClock, empty_manifest
 
+from state_runtime.base import actor as acting
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StillstateError
 from state_runtime.snapshot import commit, fencing
 from state_runtime.snapshot.catalog import Catalog
@@ -189,7 +190,7 @@ class Scheduler:
             committer: commit.Committer | None = None
             try:
                 committer = fencing.open_run(
-                    catalog, info, empty_manifest(info.uid), clock=self.clock, ids=ids, host="h", pid=1
+                    catalog, info, empty_manifest(info.uid), actor=acting.Actor(self.clock, ids, "h", 1)
                 )
                 self.opened.append((committer.term.term, committer.last))
                 for _ in range(self.plan.commits):

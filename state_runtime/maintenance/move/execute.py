@@ -90,10 +90,7 @@ def execute_move(
     keep_source: bool = False,
     before_decided: Callable[[], None] = lambda: None,
     threads: int = 16,
-    clock: Clock,
-    ids: Ids,
-    host: str,
-    pid: int,
+    actor: Actor,
 ) -> MoveResult:
     """Execute a plan, in the order that the module documents. After an error or crash make a new plan and execute it.
 
@@ -105,7 +102,7 @@ def execute_move(
         keep_source: end when the target is usable. The source stays and refuses all users, until the move is repeated
             without this option, or the target is deleted and the source is freed (`let_go`).
         before_decided: called when the target is complete and not yet usable; a repeat calls it again.
-        host, pid: identify this process, for people.
+        actor: host and pid identify this process, for people.
 
     Raises:
         SnapshotInUse: the source of a move is needed, or the move was taken back; nothing of the target is usable.
@@ -113,12 +110,11 @@ def execute_move(
         InvalidConfiguration: something else was written into the target. JobNotFound: the source was deleted meanwhile.
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
-    started_s = clock.monotonic_s()
+    started_s = actor.clock.monotonic_s()
     if plan.outcome is not None and plan.resumes is None:
         return MoveResult(plan=plan)
     if plan.resumes is None:
         target.probe()
-    actor = Actor(clock, ids, host, pid)
     moving = plan.resumes or _begin(target, plan, actor)
     carrier = Carrier(
         source,
@@ -141,7 +137,7 @@ def execute_move(
     job = None if target.exists(JOB_FILE) else read_job(source, target)
     before_decided()
     if plan.outcome is None:
-        _decide(source, target, moving, clock)
+        _decide(source, target, moving, actor.clock)
     if job is not None:
         create_document(target, JOB_FILE, job, source)
     left: tuple[str, ...] = ()
@@ -160,7 +156,7 @@ def execute_move(
         bytes=carrier.bytes,
         objects_copied=carrier.objects_copied,
         bytes_copied=carrier.bytes_copied,
-        seconds=clock.monotonic_s() - started_s,
+        seconds=actor.clock.monotonic_s() - started_s,
         left=left,
     )
 
@@ -242,16 +238,7 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
         # Another mover was quicker, or the root was deleted.
         let_go(source, moving.uid)
         raise MissingSnapshot(f"the snapshots in {source.url} went while it was about to be moved; nothing was moved")
-    committer = open_run(
-        catalog,
-        plan.job,
-        newest,
-        clock=actor.clock,
-        ids=actor.ids,
-        host=actor.host,
-        pid=actor.pid,
-        mover=moving.uid,
-    )
+    committer = open_run(catalog, plan.job, newest, actor=actor, mover=moving.uid)
     write_status(source, stopped(committer.term, committer.last, f"moved to {target.url}", actor.clock))
     source.put(MOVING_FILE, replace(own, term=committer.term.term).encode())
 

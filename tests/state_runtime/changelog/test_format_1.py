@@ -25,6 +25,7 @@ from model import (
     rows_of,
 )
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.base.settings import FoldMode
 from state_runtime.pipeline.compatibility import reconcile
@@ -91,7 +92,7 @@ def test_a_job_of_format_1_goes_on_in_the_new_format(store: str, clock: FakeCloc
     """From its first snapshot on; an older version then says that it is too old, and changes nothing."""
     catalog = Catalog(open_store(store), "golden", clock)
     empty = Manifest(FORMAT_VERSION, "", 0, 0, "", "fencing", 0, 4)
-    committer = open_run(catalog, catalog.job_info(), empty, clock=clock, ids=CountingIds(9), host="h", pid=1)
+    committer = open_run(catalog, catalog.job_info(), empty, actor=Actor(clock, CountingIds(9), "h", 1))
     assert (committer.last.snapshot_id, committer.last.format_version) == (3, FORMAT_VERSION)
     writer = StateWriter(root=catalog.root, hash_of=real, ids=CountingIds(10), manifest=committer.last)
     writer.epoch({ALL_KEYS[2]: None})

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import ALL_HASHES, CountingIds, FakeClock, examples
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptManifest, MissingFile
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
@@ -107,7 +108,7 @@ def test_a_job_of_format_2_goes_on_in_the_new_format(store: str, clock: FakeCloc
     """The first snapshot of the next run has the same content; its number of epochs goes on from the ids."""
     catalog = Catalog(open_store(store), "golden", clock)
     empty = Manifest(FORMAT_VERSION, "", 0, 0, "", "fencing", 0, 4)
-    committer = open_run(catalog, catalog.job_info(), empty, clock=clock, ids=CountingIds(9), host="h", pid=1)
+    committer = open_run(catalog, catalog.job_info(), empty, actor=Actor(clock, CountingIds(9), "h", 1))
     assert (committer.last.snapshot_id, committer.last.format_version) == (6, FORMAT_VERSION)
     check(read_states(catalog.root, catalog.manifest(6), "op", SCHEMAS, *ALL_HASHES))
 

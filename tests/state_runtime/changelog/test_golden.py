@@ -20,6 +20,7 @@ from make_golden import COUNT_2, LOG, SEEN, SPANS, STARTED_MS, TIMERS
 from model import CountingIds, FakeClock, examples
 from second_reader import Damaged, Root
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptManifest
 from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references
@@ -191,7 +192,7 @@ def test_a_job_goes_on_in_the_newest_format(version: int, tmp_path: Path, clock:
     shutil.copytree(GOLDEN / f"format-{version}" / "on", tmp_path / "renamed")
     catalog = Catalog.of_root(open_store(str(tmp_path / "renamed")), clock)
     empty = Manifest(FORMAT_VERSION, "", 0, 0, "", "fencing", 0, 4)
-    committer = open_run(catalog, catalog.job_info(), empty, clock=clock, ids=CountingIds(9), host="h", pid=1)
+    committer = open_run(catalog, catalog.job_info(), empty, actor=Actor(clock, CountingIds(9), "h", 1))
     assert (committer.last.snapshot_id, committer.last.format_version) == (NEWEST[version] + 1, FORMAT_VERSION)
     assert committer.term.term == 2
     assert by_this_version(tmp_path / "renamed") == expected(version) == by_the_second(tmp_path / "renamed")

@@ -24,6 +24,7 @@ from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest, first_h
 from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import TooMuchForOneTask
 from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.driver.context import DriverContext
@@ -266,7 +267,7 @@ def start(
     info = open_job_root(catalog.root, "job", clock=clock, ids=world.ids)
     trusted = TrustedClock(clock, lambda: None)
     committer = open_run(
-        catalog, info, empty_manifest(info.uid, settings.parallelism), clock=trusted, ids=world.ids, host="h", pid=1
+        catalog, info, empty_manifest(info.uid, settings.parallelism), actor=Actor(trusted, world.ids, "h", 1)
     )
     last = committer.last
     world.ticks = last.source.batch_id if last.source is not None else 0

@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
 from state_runtime.base.settings import CheckpointSettings, MaterializationSettings
 from state_runtime.driver import engine
@@ -192,7 +193,7 @@ def start(
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     info = open_job_root(catalog.root, "job", clock=FakeClock(), ids=world.ids)
     empty = empty_manifest(info.uid, settings.parallelism)
-    committer = open_run(catalog, info, empty, clock=FakeClock(), ids=world.ids, host="h", pid=1)
+    committer = open_run(catalog, info, empty, actor=Actor(FakeClock(), world.ids, "h", 1))
     last = committer.last
     entries = reconcile(
         last if last.operators else None, [operator().entry()], snapshot_id=last.snapshot_id + 1

@@ -8,6 +8,7 @@ import pytest
 from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
+from state_runtime.base.actor import Actor
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.delete.snapshots import give_up, remove_given_up
@@ -53,7 +54,7 @@ def test_a_run_goes_on_while_a_newer_term_has_not_begun() -> None:
     world = FakeWorld()
     job = Job(world.connect(), world.clock).checkpoints(8)
     run = heartbeat(job)
-    claim_term(job.root, host="h", pid=2, clock=job.clock, ids=CountingIds(3))
+    claim_term(job.root, actor=Actor(job.clock, CountingIds(3), "h", 2))
     ids, proof = job.catalog.snapshot_ids(), JobProof(job.root, job.committer.info.uid)
     give_up(job.root, ids[:-2], ids, proof, clock=job.clock, ids=CountingIds(2))
     run._beat()

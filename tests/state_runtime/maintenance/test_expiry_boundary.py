@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import CountingIds, DictStore, FakeClock, empty_manifest, examples
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
@@ -115,7 +116,7 @@ def test_a_run_that_starts_in_a_removed_root_revives_no_older_one() -> None:
     info = open_job_root(catalog.root, "job", clock=clock, ids=ids)
 
     def start() -> Committer:
-        return open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=1)
+        return open_run(catalog, info, empty_manifest(info.uid), actor=Actor(clock, ids, "h", 1))
 
     older = start()
     assert older.commit(older.last).snapshot_id == 2
@@ -134,7 +135,7 @@ def test_a_run_that_starts_where_another_job_has_begun_meanwhile_is_fenced() -> 
     catalog.root.delete("job.json")
     open_job_root(catalog.root, "job", clock=clock, ids=ids)
     with pytest.raises(Fenced, match="was deleted, or moved elsewhere"):
-        open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=1)
+        open_run(catalog, info, empty_manifest(info.uid), actor=Actor(clock, ids, "h", 1))
 
 
 def test_a_boundary_that_goes_while_it_is_read_is_that_of_a_removed_root() -> None:

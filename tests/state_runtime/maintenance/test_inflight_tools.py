@@ -144,7 +144,7 @@ def test_copies_and_moves_between_stores_bring_rows_in_flight(
     snapshot_id = made.manifest.snapshot_id if what == "snapshot" else None
     clock = FakeClock(FakeClock().at_ms + 86_400_000)  # its run has been silent since then
     plan = plan_move(source, target, mode=mode, snapshot_id=snapshot_id, clock=clock)
-    execute_move(source, target, plan, host="here", pid=1, threads=1, clock=clock, ids=CountingIds(prefix=7))
+    execute_move(source, target, plan, actor=Actor(clock, CountingIds(prefix=7), "here", 1), threads=1)
     clear(source)
     assert {m.snapshot_id: rows_of(target, m) for m in wanted} == expected
     assert sum(map(bool, expected.values())) >= len(wanted) - 1
@@ -380,7 +380,7 @@ def test_a_run_goes_on_after_every_tool_had_its_turn(tmp_path: Path) -> None:
     clock, ids = FakeClock(), CountingIds(prefix=9)
     copied = open_store(str(tmp_path / "elsewhere")).child("job")
     plan = plan_move(made.root, copied, mode="copy", snapshot_id=None, clock=clock)
-    execute_move(made.root, copied, plan, host="here", pid=1, threads=1, clock=clock, ids=ids)
+    execute_move(made.root, copied, plan, actor=Actor(clock, ids, "here", 1), threads=1)
     materialize(copied, made.manifest, settings=JobSettings(), clock=clock, ids=ids)
     delete_snapshots(copied, list(made.catalog.snapshot_ids()[:-1]), clock=clock, ids=ids)
     (tmp_path / "job" / "store").rename(tmp_path / "before")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from model import CountingIds, FakeClock
 
+from state_runtime.base.actor import Actor
 from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.links import Links, Shared, find_links
 from state_runtime.maintenance.move.execute import execute_move
@@ -106,8 +107,6 @@ def test_an_independent_copy_replaces_the_links_of_an_attempt_before(
     shutil.move(tmp_path / "archive" / "copy", kept)
     plan = plan_move(source, target, mode="copy", snapshot_id=None, clock=world.clock)
     shutil.copytree(kept, tmp_path / "archive" / "copy", copy_function=os.link)
-    execute_move(
-        source, target, plan, independent=True, clock=world.clock, ids=world.ids, host="h", pid=1
-    )  # fmt: skip
+    execute_move(source, target, plan, independent=True, actor=Actor(world.clock, world.ids, "h", 1))  # fmt: skip
     assert find_links(target) == Links({}, {})
     assert verified(target).exit_code == 0

@@ -12,6 +12,7 @@ from local_job import LocalJob
 from model import CountingIds, DictStore, FakeClock
 from moved_job import INFO, Killed, WatchedStore, add_savepoint, all_states, furnish, into, made_job, states_of
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     CorruptData,
     Fenced,
@@ -76,13 +77,13 @@ class Ends:
 
     def go(self, mode: str = "move", snapshot_id: int | None = None, **changed: Any) -> MoveResult:
         given: dict[str, Any] = {
-            "clock": FakeClock(), "ids": CountingIds(prefix=4), "host": "here", "pid": 1, "threads": 1, **changed
+            "actor": Actor(FakeClock(), CountingIds(prefix=4), "here", 1), "threads": 1, **changed
         }  # fmt: skip
         return execute_move(self.source, self.target, self.plan(mode, snapshot_id), **given)
 
     def go_at(self, clock: FakeClock) -> MoveResult:
         return execute_move(
-            self.source, self.target, self.plan(clock=clock), clock=clock, ids=CountingIds(prefix=4), host="h", pid=1
+            self.source, self.target, self.plan(clock=clock), actor=Actor(clock, CountingIds(prefix=4), "h", 1)
         )
 
     def paths(self, store: Store) -> set[str]:
@@ -120,7 +121,7 @@ def run_in(root: Store, prefix: int = 40) -> Committer:
     info = open_job_root(root, "job", clock=FakeClock(), ids=ids)
     newest = catalog.latest()
     assert newest is not None
-    return open_run(catalog, info, replace(newest, snapshot_id=0), clock=FakeClock(), ids=ids, host="there", pid=2)
+    return open_run(catalog, info, replace(newest, snapshot_id=0), actor=Actor(FakeClock(), ids, "there", 2))
 
 
 # --- what arrives, and what stays ------------------------------------------------------------------------------------
@@ -532,9 +533,7 @@ def moved_before(ends: Ends, step: int, later_s: int) -> str | None:
             clock = FakeClock()
             clock.advance_s(later_s)
             try:
-                execute_move(
-                    source, ends.target, ends.plan(clock=clock), clock=clock, ids=CountingIds(prefix=4), host="h", pid=1
-                )  # fmt: skip
+                execute_move(source, ends.target, ends.plan(clock=clock), actor=Actor(clock, CountingIds(prefix=4), "h", 1))  # fmt: skip
                 move = "done"
             except (SnapshotInUse, Fenced):
                 move = "refused"
@@ -849,9 +848,7 @@ def test_a_marker_is_refused_by_name_only_once(plain: Ends) -> None:
     plan = plain.plan("copy")
     assert plain.target.create(MOVING_FILE, b"x") is Created.MINE
     with pytest.raises(InvalidConfiguration, match="taken"):
-        execute_move(
-            plain.source, plain.target, plan, clock=FakeClock(), ids=CountingIds(), host="here", pid=1
-        )  # fmt: skip
+        execute_move(plain.source, plain.target, plan, actor=Actor(FakeClock(), CountingIds(), "here", 1))  # fmt: skip
 
 
 def test_the_furniture_is_what_the_tests_say(plain: Ends) -> None:

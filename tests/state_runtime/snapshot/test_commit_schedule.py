@@ -12,7 +12,6 @@ import pytest
 from model import seeds
 from schedule import Plan, run_seed
 
-from state_runtime.base.actor import Actor
 from state_runtime.snapshot import commit, fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -83,9 +82,9 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
     """Guard: the fencing snapshot. A term alone does not stop an older run."""
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Any, **who: Any) -> Committer:
-        term = fencing.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
+        term = fencing.claim_term(catalog.root, actor=who["actor"])
         fencing.leave_mark(catalog.root, term)
-        return Committer(catalog.root, info, term, catalog.latest() or empty, Actor(who["clock"], who["ids"]))
+        return Committer(catalog.root, info, term, catalog.latest() or empty, who["actor"])
 
     monkeypatch.setattr(fencing, "open_run", open_without_fencing)
     first_violation(Plan(), "took over")

@@ -496,10 +496,7 @@ def test_a_start_whose_root_is_removed_meanwhile_leaves_a_place_where_the_job_ca
         world.objects.update(first)
         asleep = Asleep(at, removed)
         with contextlib.suppress(StillstateError):
-            open_run(
-                Catalog.of_root(world.root(before=asleep)), job.committer.info, empty_manifest(job.committer.info.uid),
-                clock=world.clock, ids=CountingIds(9), host="h", pid=9,
-            )  # fmt: skip
+            open_run(Catalog.of_root(world.root(before=asleep)), job.committer.info, empty_manifest(job.committer.info.uid), actor=Actor(world.clock, CountingIds(9), "h", 9))  # fmt: skip
             # A job without snapshots begins empty, as long as none was seen.
             assert not has_seen, f"it has begun, though all is gone: {asleep.slept_before}"
         if asleep.slept_before.startswith("create /store/job/snapshots/"):
@@ -663,10 +660,7 @@ def test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place
     first = dict(world.objects)
 
     def work(root: Store) -> None:
-        open_run(
-            Catalog.of_root(root), job.committer.info, empty_manifest(job.committer.info.uid), clock=world.clock,
-            ids=CountingIds(9), host="h", pid=9,
-        )  # fmt: skip
+        open_run(Catalog.of_root(root), job.committer.info, empty_manifest(job.committer.info.uid), actor=Actor(world.clock, CountingIds(9), "h", 9))  # fmt: skip
 
     gaps = 0
     for at in range(1, REQUESTS_MAX):
@@ -700,7 +694,7 @@ def test_a_start_whose_term_went_with_a_backup_does_not_begin() -> None:
         world.objects.update(first)
         info = job.committer.info
         catalog = Catalog.of_root(world.root(before=before))
-        return open_run(catalog, info, empty_manifest(info.uid), clock=world.clock, ids=CountingIds(9), host="h", pid=9)
+        return open_run(catalog, info, empty_manifest(info.uid), actor=Actor(world.clock, CountingIds(9), "h", 9))
 
     begun(lambda operation, path: asked.append(f"{operation} {path}"))
     created = next(n for n, request in enumerate(asked) if request.startswith("create /store/job/snapshots/"))
@@ -889,9 +883,7 @@ def test_a_claim_that_slept_leaves_its_source_alone_once_its_own_job_is_gone() -
     source = Job(world.connect(), world.clock).checkpoints(3)
     child = Catalog(world.connect(), "child", world.clock)
     info = open_job_root(child.root, "child", clock=world.clock, ids=CountingIds(6))
-    committer = open_run(
-        child, info, empty_manifest(info.uid), clock=world.clock, ids=CountingIds(7), host="h", pid=1
-    )  # fmt: skip
+    committer = open_run(child, info, empty_manifest(info.uid), actor=Actor(world.clock, CountingIds(7), "h", 1))  # fmt: skip
     claim_root(source.root, Claim("child", info.uid, child.root.url, 0))
     world.clock.at_ms += DAY_MS
     ending = ClaimEnding(lambda: source.root, info.uid, "h:1", Actor(world.clock, CountingIds(8)))

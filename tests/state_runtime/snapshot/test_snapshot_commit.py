@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from model import CountingIds, DictStore, FakeClock, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     CorruptManifest,
     Fenced,
@@ -49,7 +50,7 @@ def catalog(store: DictStore, clock: FakeClock) -> Catalog:
 
 def start(catalog: Catalog, clock: FakeClock, ids: CountingIds) -> Committer:
     info = open_job_root(catalog.root, "job", clock=clock, ids=ids)
-    return open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host=HERE, pid=1)
+    return open_run(catalog, info, empty_manifest(info.uid), actor=Actor(clock, ids, HERE, 1))
 
 
 def test_the_first_start_makes_a_root_a_term_and_a_fencing_snapshot(
@@ -238,10 +239,7 @@ def test_a_run_that_has_claimed_and_not_spoken_yet_is_live(
         catalog,
         open_job_root(catalog.root, "job", clock=clock, ids=ids),
         empty_manifest(),
-        clock=clock,
-        ids=ids,
-        host="elsewhere",
-        pid=1,
+        actor=Actor(clock, ids, "elsewhere", 1),
     )
     with pytest.raises(JobAlreadyRunning):
         refuse_if_live(catalog, clock)

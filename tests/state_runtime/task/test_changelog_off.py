@@ -14,6 +14,7 @@ import pytest
 from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
 from test_stage_task import Gather, operator, rows, stage_task
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.file_index import FileIndex
@@ -58,9 +59,7 @@ class Run:
         number = len(list((self.folder / "store").rglob("manifest.json"))) + 1
         self.ids = CountingIds(100 + number)
         empty = empty_manifest(info.uid, self.parallelism)
-        self.committer = open_run(
-            self.catalog, info, empty, clock=FakeClock(), ids=self.ids, host=f"h{number}", pid=number
-        )
+        self.committer = open_run(self.catalog, info, empty, actor=Actor(FakeClock(), self.ids, f"h{number}", number))
         last = self.committer.last
         self.book = FileIndex.begin(self.catalog.root, last, self.parallelism, ["counts"])
         named = last.versions.get("counts", "") if last.parallelism == self.parallelism else ""

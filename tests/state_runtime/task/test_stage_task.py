@@ -13,6 +13,7 @@ import pytest
 from model import CountingIds, FakeClock, empty_manifest
 from pyspark.sql import types as T
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart
 from state_runtime.changelog.parts import PartEntry
@@ -108,7 +109,7 @@ def job(tmp_path: Path) -> TaskJob:
     catalog = Catalog(open_store(str(tmp_path / "store")), "job")
     info = open_job_root(catalog.root, "job", clock=FakeClock(), ids=CountingIds())
     empty = empty_manifest(info.uid, 1)
-    committer = open_run(catalog, info, empty, clock=FakeClock(), ids=CountingIds(), host="h", pid=1)
+    committer = open_run(catalog, info, empty, actor=Actor(FakeClock(), CountingIds(), "h", 1))
     return TaskJob(
         name="job",
         uid=info.uid,
