@@ -18,6 +18,7 @@ from stillstate.orchestration.commands import (
     deleting,
     drill,
     epochs,
+    explain,
     export,
     import_spark,
     jobs,
@@ -48,7 +49,7 @@ EXIT_CODES: Final = "\b\nExit codes:\n  0  done\n" + "".join(
 SECTIONS: Final = {
     "Begin": ("init", "schema", "dagster", "import-spark", "prepare"),
     "Run a job": ("run", "start", "stop", "migrate", "rescale", "fork", "rollback"),
-    "Look": ("jobs", "epochs", "metrics", "snapshots", "describe", "query", "export"),
+    "Look": ("jobs", "epochs", "metrics", "explain", "snapshots", "describe", "query", "export"),
     "Snapshots": ("savepoint", "savepoints", "pin", "unpin", "pins", "verify", "drill", "convert", "copy", "move"),
     "Upkeep": ("materialize", "retention", "gc", "delete"),
 }
@@ -96,6 +97,7 @@ for topic in (
     metrics,
     snapshots,
     epochs,
+    explain,
     materialize,
     convert,
     import_spark,

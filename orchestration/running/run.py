@@ -176,7 +176,7 @@ def run_job(
     elif supervised is not None and stood_by.settings != settings:
         supervised.start_again(cause, "the job has other settings of Spark by now")
     else:
-        session, job = stood_by.session, _build(spec, load_entry_point(spec.entry_point, folder))
+        session, job = stood_by.session, build_job(spec, folder)
     if supervised is not None:
         on_progress = _telling(supervised, on_progress)
     from state_runtime.driver.run import RunResult, StartedBy
@@ -227,7 +227,7 @@ def _session_and_job(
     master, conf = settings
     java = JavaStart(spec.name, master, conf, stderr=stderr)
     try:
-        job = _build(spec, load_entry_point(spec.entry_point, folder))
+        job = build_job(spec, folder)
         importlib.import_module("state_runtime.driver.run")
     except BaseException:
         java.undo()
@@ -301,9 +301,18 @@ def _end_session(session: SparkSession) -> None:
         _LOG.info("the session went with Spark's Java process")
 
 
-def _build(spec: JobSpec, build: Any) -> StreamingJob:
+def build_job(spec: JobSpec, folder: Path) -> StreamingJob:
+    """Import a job's code and build its pipeline. Imports pyspark, and starts nothing.
+
+    Args:
+        folder: of the configuration file; modules are found in it.
+
+    Raises:
+        InvalidConfiguration: there is no such entry point, or it returns no job. UserCodeError: it raised.
+    """
     from state_runtime import StreamingJob
 
+    build = load_entry_point(spec.entry_point, folder)
     try:
         with step_at():
             job = build(to_context(spec))

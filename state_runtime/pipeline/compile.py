@@ -69,11 +69,17 @@ class TransformStep:
 
     function: Callable[[DataFrame], DataFrame]
     every_epoch: bool = False
+    kind: ClassVar[str] = "transform"
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return str(getattr(self.function, "__name__", "function"))
 
     @property
     def where(self) -> str:
         """The step, for messages."""
-        return f"transform({getattr(self.function, '__name__', 'function')})"
+        return f"transform({self.name})"
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class UnionStep:
     by_name: bool = False
     allow_missing_columns: bool = False
     every_epoch: ClassVar[bool] = False
+    kind: ClassVar[str] = "union"
+    name: ClassVar[str] = ""
     where: ClassVar[str] = "union()"
 
     def function(self, first: DataFrame, *others: DataFrame) -> DataFrame:

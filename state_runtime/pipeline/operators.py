@@ -7,7 +7,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -71,12 +71,18 @@ class ProcessorStep:
     event_time_column: str = ""
     initial_state: DataFrame | None = None
 
+    @property
+    def kind(self) -> str:
+        """The method that made it, as of all steps."""
+        return "transform_with_state_in_pandas" if self.pandas else "transform_with_state"
+
 
 @dataclass(frozen=True)
 class AggregateStep:
     """Built-in aggregates behind a key."""
 
     uid: str
+    kind: ClassVar[str] = "aggregate"
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode = "update"
 
@@ -86,6 +92,7 @@ class WindowStep:
     """Built-in aggregates per key and window of event time."""
 
     uid: str
+    kind: ClassVar[str] = "window"
     window: TimeWindow | SessionWindow
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode
@@ -97,6 +104,7 @@ class VectorizedStep:
     """A `VectorizedProcessor` behind a key."""
 
     uid: str
+    kind: ClassVar[str] = "process"
     processor: VectorizedProcessor
     output_schema: T.StructType | str
 
@@ -107,6 +115,7 @@ class LatestByStep:
     left to right; no `columns` means all."""
 
     uid: str
+    kind: ClassVar[str] = "latest_by"
     order: tuple[str, ...]
     columns: tuple[str, ...]
     ascending: tuple[bool, ...] = (False,)
@@ -117,6 +126,7 @@ class DeduplicateStep:
     """The first row of each key."""
 
     uid: str
+    kind: ClassVar[str] = "deduplicate"
     within_watermark: bool = False
 
 
@@ -125,6 +135,7 @@ class IntervalJoinStep:
     """Rows of two streams with equal keys and times within a range; the first step of its pipeline."""
 
     uid: str
+    kind: ClassVar[str] = "interval_join"
     lower_us: int
     upper_us: int
     how: str

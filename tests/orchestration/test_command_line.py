@@ -29,7 +29,7 @@ from stillstate.orchestration.show.views import JobRow, jobs_table
 from stillstate.orchestration.text import time_text
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
-COMMANDS += ["migrate", "rescale", "fork", "epochs"]
+COMMANDS += ["migrate", "rescale", "fork", "epochs", "explain"]
 
 
 def call(*arguments: str) -> Result:

@@ -1,0 +1,54 @@
+"""`stillstate explain`: the pipeline of a job, before it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from stillstate.orchestration.commands.base import (
+    ConfigOption,
+    JsonOption,
+    OptionalJob,
+    catalog_of,
+    console,
+    guarded,
+    job_or_only,
+    print_json,
+)
+from stillstate.orchestration.config.spec import load_spec
+
+__all__ = ["register"]
+
+
+@guarded
+def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show the steps of a job's pipeline: what reads what.
+
+    The job's code is imported and its pipeline built, as a start would do it; no row is read, and neither Spark nor
+    Java is started. Each operator is held against the newest snapshot: "kept" has state there, "new" starts without.
+    """
+    from state_runtime.base.errors import JobNotFound
+    from stillstate.orchestration.running.run import build_job
+    from stillstate.orchestration.show.pipeline import explained, pipeline_json, pipeline_table, pipeline_text
+
+    spec = load_spec(config)
+    found = job_or_only(spec, job)
+    graph = build_job(found, spec.file.parent).plan().graph
+    try:
+        newest = catalog_of(found).latest()
+    except JobNotFound:
+        newest = None
+    stored = [operator.uid for operator in newest.operators] if newest is not None else []
+    snapshot_id = newest.snapshot_id if newest is not None else None
+    steps = explained(graph, stored)
+    dropped = sorted(set(stored) - {step.name for step in steps if step.state})
+    if as_json:
+        print_json(pipeline_json(found.name, steps, snapshot_id, dropped))
+        return
+    console().print(pipeline_table(found.name, steps, snapshot_id))
+    if text := pipeline_text(dropped, snapshot_id):
+        print(text)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: stillstate explain flights")(explain)

@@ -1,0 +1,98 @@
+"""`stillstate explain`: the pipeline as it would run, held against what the newest snapshot has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from job_roots import JobRoot
+from pyspark import SparkContext
+from typer.testing import CliRunner, Result
+
+from stillstate.orchestration.cli import app
+
+CODE = """
+from state_runtime import aggregates, foreach_epoch
+
+def read_flights(spark):
+    raise AssertionError("no row is read")
+
+def large(df):
+    raise AssertionError("no transform is called")
+
+def build(context):
+    job = context.job()
+    flights = job.read(read_flights)
+    legs = flights.key_by("tailnum").deduplicate(uid="plane-day")
+    big = flights.transform(large)
+    both = legs.union(big).write(foreach_epoch(print), name="both")
+    both.aggregate(uid="all", n=aggregates.count())
+    return job
+"""
+LINE_OF_READ = 1 + CODE.splitlines().index("    flights = job.read(read_flights)")
+
+
+def explain(write_config: Callable[..., Path], code: str, *arguments: str) -> Result:
+    config = write_config("flights")
+    config.write_text(config.read_text().replace("nowhere.job:build", "explained_job:build"))
+    (config.parent / "explained_job.py").write_text(code)
+    sys.modules.pop("explained_job", None)
+    return CliRunner().invoke(app, ["explain", "flights", "-c", str(config), *arguments])
+
+
+def test_it_says_what_reads_what_and_what_a_start_would_find(
+    write_config: Callable[..., Path], flights: JobRoot
+) -> None:
+    """Branches, unions, sinks, key columns; which operators have state in the newest snapshot. Without Spark and Java."""
+    flights.start()
+    before = SparkContext._active_spark_context
+    done = explain(write_config, CODE, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [(s["number"], s["kind"], s["name"], s["reads"], s["state"]) for s in told["steps"]] == [
+        (1, "source", "read_flights", [], ""),
+        (2, "deduplicate", "plane-day", [1], "kept"),
+        (3, "transform", "large", [1], ""),
+        (4, "union", "", [2, 3], ""),
+        (5, "aggregate", "all", [4], "new"),
+    ]
+    assert [s["writes"] for s in told["steps"]] == [[], [], [], ["both"], []]
+    assert [s["keys"] for s in told["steps"]] == [[], [["tailnum"]], [], [], [[]]]
+    assert (told["snapshot"], told["dropped"]) == (1, [])
+    assert told["steps"][0]["line"].endswith(f"explained_job.py, line {LINE_OF_READ}")
+    assert SparkContext._active_spark_context is before
+
+
+def test_state_that_a_start_would_refuse_to_drop_is_named(write_config: Callable[..., Path], flights: JobRoot) -> None:
+    flights.start()
+    done = explain(write_config, CODE.replace('uid="plane-day"', 'uid="other"'))
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert "Snapshot 1 also has state of 'plane-day', which the pipeline does not have" in said
+    assert "--allow-dropped-state" in said
+
+
+def test_a_pipeline_that_cannot_run_is_refused_as_a_start_refuses_it(write_config: Callable[..., Path]) -> None:
+    """With the line; also of a job that has no root yet."""
+    twice = CODE.replace('uid="all"', 'uid="plane-day"')
+    done = explain(write_config, twice)
+    assert done.exit_code == 2
+    assert "two operators have the uid 'plane-day'" in done.stderr
+    assert "explained_job.py, line" in done.stderr
+    fine = explain(write_config, CODE)
+    assert fine.exit_code == 0
+    assert "new" in fine.stdout
+    raised = explain(write_config, "def build(context):\n    raise ValueError('a typing error')\n")
+    assert raised.exit_code == 7
+    assert "ValueError: a typing error" in raised.stderr
+
+
+def test_the_examples_pipeline_is_explained_from_a_shell() -> None:
+    config = Path(__file__).resolve().parents[2] / "examples" / "flights" / "stillstate.yaml"
+    command = [sys.executable, "-m", "stillstate.orchestration.cli", "explain", "flights", "-c", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "plane-day" in done.stdout
+    assert "carrier, origin" in done.stdout
