@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from stillstate.orchestration.recovery.health import Health
+from stillstate.orchestration.recovery.health import Health, Verdict
 from stillstate.orchestration.recovery.plan import RecoveryPlan
 from stillstate.orchestration.text import time_text
 
@@ -77,7 +77,7 @@ def judge_alive(
     if health.is_well:
         return Alive(
             level="warn" if health.standing == "coming" else "ok",
-            headline="no run has started yet" if health.standing == "new" else f"the driver is {verdict}",
+            headline="no run has started yet" if health.standing == "new" else f"the driver {_said(verdict)}",
             reason=health.reason,
             verdict=verdict,
         )
@@ -91,20 +91,23 @@ def judge_alive(
         )
     if not health.is_wanted:
         return Alive(
-            level="error", headline=f"the driver is {verdict} and cannot stop", reason=health.reason, verdict=verdict
+            level="error",
+            headline=f"the driver {_said(verdict)} and cannot stop",
+            reason=health.reason,
+            verdict=verdict,
         )
     if plan is None or not is_recovered:
         return Alive(
             level="error",
-            headline=f"the driver is {verdict}, and recovery is switched off",
+            headline=f"the driver {_said(verdict)}, and recovery is switched off",
             reason=health.reason,
             verdict=verdict,
         )
     in_vain = plan.gave_up or plan.streak > max_attempts
-    headline = f"the driver is {verdict}: " + (
+    headline = f"the driver {_said(verdict)}: " + (
         "the newest snapshot is damaged, and a person decides"
         if plan.damage
-        else "gave up"
+        else "recovery gave up"
         if plan.gave_up
         else "no attempt has helped so far"
         if in_vain
@@ -119,6 +122,10 @@ def judge_alive(
         next_s=plan.next_s,
         last_run_id=plan.last_run_id,
     )
+
+
+def _said(verdict: Verdict) -> str:
+    return f"has {verdict}" if verdict in ("failed", "stopped", "finished") else f"is {verdict}"
 
 
 def _unread(trouble: str, now_s: float, unreachable_since_s: float | None) -> Alive:

@@ -75,7 +75,7 @@ def test_the_check_is_shown_on_every_change_and_once_an_hour(world: Callable[...
     flights.beat()
     assert only(here).passed
     flights.beat("stopped")
-    assert only(here).description == "the driver is stopped"
+    assert only(here).description == "the driver has stopped"
 
 
 def test_the_check_says_by_when_somebody_should_have_looked_again(

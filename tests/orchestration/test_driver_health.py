@@ -291,7 +291,7 @@ def test_a_store_or_an_output_that_refuses_is_told_after_a_bounded_number_of_rec
     assert "output folder" in made.reason
     failed = Health("failed", f"term {loss.term} failed: {refused}")
     alive = judge_alive(failed, made, now_s=1e6, is_recovered=True, max_attempts=3)
-    assert (alive.level, alive.headline) == ("error", "the driver is failed: gave up")
+    assert (alive.level, alive.headline) == ("error", "the driver has failed: recovery gave up")
     assert "Read-only file system" in alive.reason
     assert planned(replace(loss, progress=8), runs).attempt is not None, "it was repaired, and failed anew later"
 
