@@ -28,10 +28,10 @@ __all__ = [
     "SHAPE_TAG",
     "TERM_TAG",
     "checkpoint_materialization",
-    "fold_materialization",
-    "fold_metadata",
+    "materialization_metadata",
     "run_materialization",
     "shape_of",
+    "tables_materialization",
 ]
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
@@ -111,20 +111,20 @@ def run_materialization(
     )
 
 
-def fold_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
-    """Return the numbers of a materialization (`FoldNumbers`), as integers and floats that Dagster plots."""
+def materialization_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
+    """Return the numbers of a materialization (`MaterializationNumbers`), as integers and floats that Dagster plots."""
     return {
         name: dg.FloatMetadataValue(value) if isinstance(value, float) else dg.IntMetadataValue(value)
         for name, value in numbers.items()
     }
 
 
-def fold_materialization(key: dg.AssetKey, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
+def tables_materialization(key: dg.AssetKey, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
     """Return a fold that no Dagster run made (the driver did, or the command line), as a run-less materialization."""
     return dg.AssetMaterialization(
         key,
         description=f"{record.mode} materialization {record.record_id} of snapshot {record.snapshot_id}",
-        metadata={"mode": record.mode, **fold_metadata(record_numbers(record, log_bytes_left))},
+        metadata={"mode": record.mode, **materialization_metadata(record_numbers(record, log_bytes_left))},
         tags={DATA_VERSION_TAG: str(record.record_id)},
     )
 

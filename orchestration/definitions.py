@@ -15,7 +15,7 @@ from stillstate.assets.mount import Mount, Translator
 from stillstate.assets.overview import overview_spec
 from stillstate.assets.specs import build_asset_specs
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
-from stillstate.orchestration.jobs import build_alive_check, build_fold_jobs
+from stillstate.orchestration.jobs import build_alive_check, build_materialization_jobs
 from stillstate.orchestration.jobs.checks import build_checks
 from stillstate.orchestration.jobs.deletions import build_deletion_jobs
 from stillstate.orchestration.jobs.driver import RECOVER, START, STOP, DriverWork, build_driver_job
@@ -88,7 +88,7 @@ def build_definitions(
             build_progress_sensor(mount, names),
             build_recovery_sensor(mount, names, drivers["recover"]),
             build_desired_state_sensor(mount, names, drivers["migrate"]),
-            build_materialization_sensor(mount, names, made.folds, made.fold_op),
+            build_materialization_sensor(mount, names, made.folds, made.materialize_op),
             build_checks_sensor(mount, limits),
             *([build_failures_sensor(mount, jobs)] if spec.notify is not None else []),
         ],
@@ -101,11 +101,11 @@ class _Made:
     """The Dagster objects beside the jobs of drivers.
 
     Attributes:
-        fold_op: the op that gets the stream to fold, where one job folds all streams.
+        materialize_op: the op that gets the stream to fold, where one job folds all streams.
     """
 
     folds: Sequence[Any]  # asset jobs are resolved by `Definitions`; Dagster does not export the class
-    fold_op: str
+    materialize_op: str
     upkeep: Sequence[Any]
     assets: Sequence[dg.AssetsDefinition]
     checks: Sequence[dg.AssetChecksDefinition]
@@ -130,7 +130,7 @@ def _shared(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
     made = build_shared_jobs(mount, jobs)
     return _Made(
         folds=[made.fold],
-        fold_op=made.fold_op,
+        materialize_op=made.materialize_op,
         upkeep=made.upkeep,
         assets=made.assets,
         checks=made.checks,
@@ -140,11 +140,11 @@ def _shared(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
 
 def _per_job(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
     """Build jobs for each stream."""
-    folds = [build_fold_jobs(mount, job) for job in jobs]
+    folds = [build_materialization_jobs(mount, job) for job in jobs]
     upkeep = [u for job in jobs for u in _upkeep(mount, job)]
     return _Made(
         folds=[fold.job for fold in folds],
-        fold_op="",
+        materialize_op="",
         upkeep=[u.job for u in upkeep],
         assets=[*(fold.asset for fold in folds), *(a for u in upkeep for a in u.assets)],
         checks=[

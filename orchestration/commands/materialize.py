@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from state_runtime.base.settings import FoldMode
+from state_runtime.base.settings import MaterializationMode
 from stillstate.orchestration.commands.base import ConfigOption, JobArgument, JsonOption, guarded, print_json
 from stillstate.orchestration.config.spec import load_spec
 
@@ -18,7 +18,7 @@ __all__ = ["register"]
 def materialize(
     job: JobArgument,
     mode: Annotated[
-        FoldMode,
+        MaterializationMode,
         typer.Option(
             "--mode",
             "-m",
@@ -36,17 +36,17 @@ def materialize(
     starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store
     is asked first, and then Spark is not started. A crash at any point leaves unused files, never damage.
     """
-    from stillstate.orchestration.materialization.health import fold_numbers
-    from stillstate.orchestration.materialization.session import fold_in_new_session, fold_summary
-    from stillstate.orchestration.show.materializations import fold_view
+    from stillstate.orchestration.materialization.health import materialization_numbers
+    from stillstate.orchestration.materialization.session import materialization_summary, materialize_in_new_session
+    from stillstate.orchestration.show.materializations import materialization_view
     from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
     spec = load_spec(config).job(job)
-    with closing(fold_view(job, as_json=as_json)) as view:
-        result, log_left = fold_in_new_session(spec, mode=mode, on_progress=view.show)
-    numbers = fold_numbers(result, log_left)
+    with closing(materialization_view(job, as_json=as_json)) as view:
+        result, log_left = materialize_in_new_session(spec, mode=mode, on_progress=view.show)
+    numbers = materialization_numbers(result, log_left)
     if as_json:
-        print_json({"job": job, **fold_summary(result, numbers)})
+        print_json({"job": job, **materialization_summary(result, numbers)})
     elif result.record_id is None:
         print(f"{job}: nothing was folded: {result.reason}")
     else:

@@ -2,7 +2,7 @@
 changelog."""
 
 from stillstate.orchestration.jobs.alive_check import build_alive_check
-from stillstate.orchestration.jobs.materialize import FoldJobs, build_fold_jobs
+from stillstate.orchestration.jobs.materialize import MaterializationJobs, build_materialization_jobs
 from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
@@ -25,9 +25,9 @@ __all__ = [
     "PROGRESS_TAG",
     "STREAK_TAG",
     "TERM_TAG",
-    "FoldJobs",
+    "MaterializationJobs",
     "build_alive_check",
-    "build_fold_jobs",
+    "build_materialization_jobs",
     "recovery_run_key",
     "recovery_run_tags",
 ]

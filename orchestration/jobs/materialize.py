@@ -12,43 +12,43 @@ from typing import Any, Final
 
 import dagster as dg
 
-from state_runtime.base.settings import FoldMode
-from stillstate.assets.metadata import fold_metadata
+from state_runtime.base.settings import MaterializationMode
+from stillstate.assets.metadata import materialization_metadata
 from stillstate.assets.mount import Mount
 from stillstate.assets.specs import materialized_spec
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.checks import result_of, stream_check
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
-from stillstate.orchestration.jobs.past_runs import past_folds
+from stillstate.orchestration.jobs.past_runs import past_materializations
 from stillstate.orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
 from stillstate.orchestration.jobs.upkeep import LogsSteps, asset_of
 from stillstate.orchestration.materialization.health import (
     FAILURES_ALARMED,
-    FoldHealth,
-    fold_health,
-    fold_numbers,
+    MaterializationHealth,
     log_bytes_left,
+    materialization_health,
+    materialization_numbers,
 )
 from stillstate.orchestration.materialization.plan import failed_in_a_row
-from stillstate.orchestration.materialization.session import fold, nothing_to_fold
+from stillstate.orchestration.materialization.session import fold, nothing_to_materialize
 from stillstate.orchestration.text import counted_text
 
 __all__ = [
     "CHECK_NAME",
-    "FoldConfig",
-    "FoldJobs",
-    "build_fold_jobs",
-    "fold_evaluation",
-    "fold_stream",
-    "fold_tags",
-    "folds_of_stream",
-    "folds_spec",
+    "MaterializationJobs",
+    "MaterializeConfig",
+    "build_materialization_jobs",
+    "materialization_evaluation",
+    "materialization_of_stream",
+    "materialization_tags",
+    "materializations_of_stream",
+    "materializations_spec",
 ]
 
 CHECK_NAME: Final = "materializations_succeed"
 
 
-class FoldConfig(dg.Config):
+class MaterializeConfig(dg.Config):
     """How to fold.
 
     Attributes:
@@ -56,11 +56,11 @@ class FoldConfig(dg.Config):
             major for all.
     """
 
-    mode: FoldMode = "auto"
+    mode: MaterializationMode = "auto"
 
 
 @dataclass(frozen=True)
-class FoldJobs:
+class MaterializationJobs:
     """The Dagster objects for the materialization of one job."""
 
     asset: dg.AssetsDefinition
@@ -69,7 +69,7 @@ class FoldJobs:
     schedule: dg.ScheduleDefinition | None
 
 
-def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
+def build_materialization_jobs(mount: Mount, job: JobSpec) -> MaterializationJobs:
     """Build them; names are Dagster identifiers (`-` becomes `_`)."""
     asset = _asset(mount, job)
     asset_job = dg.define_asset_job(
@@ -78,7 +78,7 @@ def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
         selection=dg.AssetSelection.assets(asset).without_checks(),
         description=f"Fold the changelog of {job.name} into state tables, in a separate Spark job.",
         executor_def=dg.in_process_executor,  # one step: a second process would only cost a second start
-        tags={**fold_tags(job.materialization.timeout_s), MATERIALIZE_TAG: mount.tag(job.name)},
+        tags={**materialization_tags(job.materialization.timeout_s), MATERIALIZE_TAG: mount.tag(job.name)},
     )
     schedule = None
     if job.materialization.schedule:
@@ -90,11 +90,11 @@ def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
             default_status=dg.DefaultScheduleStatus.RUNNING,
             description=f"Folds the changelog of {job.name}, whether or not it has grown much.",
         )
-    check = stream_check(mount, job.name, folds_spec(mount, job.name), folds_of_stream)
-    return FoldJobs(asset, check, asset_job, schedule)
+    check = stream_check(mount, job.name, materializations_spec(mount, job.name), materializations_of_stream)
+    return MaterializationJobs(asset, check, asset_job, schedule)
 
 
-def fold_tags(timeout_s: float) -> dict[str, str]:
+def materialization_tags(timeout_s: float) -> dict[str, str]:
     """Return the tags of a run that folds."""
     return {
         ACTION_TAG: "materialize",
@@ -109,22 +109,22 @@ def _asset(mount: Mount, job: JobSpec) -> dg.AssetsDefinition:
 
     @asset_of(materialized_spec(mount, job), mount.resource, mount.spark)
     def materialized_state(
-        context: dg.AssetExecutionContext, config: FoldConfig
+        context: dg.AssetExecutionContext, config: MaterializeConfig
     ) -> Iterator[dg.MaterializeResult[None]]:
-        yield from fold_stream(context, mount, name, config.mode)
+        yield from materialization_of_stream(context, mount, name, config.mode)
 
     return materialized_state
 
 
-def fold_stream(
-    context: dg.AssetExecutionContext, mount: Mount, name: str, mode: FoldMode
+def materialization_of_stream(
+    context: dg.AssetExecutionContext, mount: Mount, name: str, mode: MaterializationMode
 ) -> Iterator[dg.MaterializeResult[None]]:
     """Fold the changelog of a stream. If there is nothing to fold, do not start Spark and do not materialize."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         now = stillstate.spec().job(name)
         catalog = stillstate.catalog(now)
-        result = nothing_to_fold(catalog, mode, stillstate.clock())
+        result = nothing_to_materialize(catalog, mode, stillstate.clock())
         if result is None:
             with _session(getattr(context.resources, mount.spark).of_job(now)) as session:
                 result = fold(session, now, mode=mode, on_progress=LogsSteps(context.log, name, "ranges"))
@@ -134,7 +134,7 @@ def fold_stream(
         return
     yield dg.MaterializeResult(
         asset_key=mount.materialized(name),
-        metadata={"mode": result.mode, **fold_metadata(fold_numbers(result, left))},
+        metadata={"mode": result.mode, **materialization_metadata(materialization_numbers(result, left))},
         data_version=dg.DataVersion(str(result.record_id)),
     )
 
@@ -156,7 +156,7 @@ def _session(lazy: Any) -> Iterator[Any]:
             session.stop()
 
 
-def folds_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
+def materializations_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
     """Return the spec of the check of a stream's materializations."""
     return dg.AssetCheckSpec(
         CHECK_NAME,
@@ -166,17 +166,19 @@ def folds_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
     )
 
 
-def folds_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
+def materializations_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
     """Judge the health of a stream's materializations."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         catalog = stillstate.catalog(stillstate.spec().job(name))
-        health = fold_health(catalog, stillstate.clock().now_ms())
-    failed_runs = failed_in_a_row(past_folds(context.instance, mount.tag(name)))
-    return result_of(fold_evaluation(mount, name, health, failed_runs))
+        health = materialization_health(catalog, stillstate.clock().now_ms())
+    failed_runs = failed_in_a_row(past_materializations(context.instance, mount.tag(name)))
+    return result_of(materialization_evaluation(mount, name, health, failed_runs))
 
 
-def fold_evaluation(mount: Mount, job: str, health: FoldHealth, failed_runs: int) -> dg.AssetCheckEvaluation:
+def materialization_evaluation(
+    mount: Mount, job: str, health: MaterializationHealth, failed_runs: int
+) -> dg.AssetCheckEvaluation:
     """Return the check's verdict.
 
     Args:

@@ -21,14 +21,14 @@ from stillstate.orchestration.jobs.tags import (
     TARGET_TAG,
     TERM_TAG,
 )
-from stillstate.orchestration.materialization.plan import FoldRun
+from stillstate.orchestration.materialization.plan import MaterializationRun
 from stillstate.orchestration.migration.desired import PastMigration
 from stillstate.orchestration.recovery.plan import PastRun
 from stillstate.orchestration.run_phases import PHASES
 
-__all__ = ["past_folds", "past_migrations", "past_runs"]
+__all__ = ["past_materializations", "past_migrations", "past_runs"]
 
-FOLDS_READ_MAX: Final = 50
+MATERIALIZATIONS_READ_MAX: Final = 50
 MIGRATIONS_READ_MAX: Final = 500
 """Of all jobs: one query reads them for all jobs."""
 # The newest decide; the rest only keeps attempt numbers of one term apart.
@@ -62,15 +62,15 @@ def _past_run(record: dg.RunRecord) -> PastRun:
     )
 
 
-def past_folds(instance: dg.DagsterInstance, tag: str) -> list[FoldRun]:
+def past_materializations(instance: dg.DagsterInstance, tag: str) -> list[MaterializationRun]:
     """Return the newest runs that folded a job's changelog, newest first."""
-    records = instance.get_run_records(dg.RunsFilter(tags={MATERIALIZE_TAG: tag}), limit=FOLDS_READ_MAX)
-    return [_fold_run(record) for record in records]
+    records = instance.get_run_records(dg.RunsFilter(tags={MATERIALIZE_TAG: tag}), limit=MATERIALIZATIONS_READ_MAX)
+    return [_materialize_run(record) for record in records]
 
 
-def _fold_run(record: dg.RunRecord) -> FoldRun:
+def _materialize_run(record: dg.RunRecord) -> MaterializationRun:
     tags = record.dagster_run.tags
-    return FoldRun(
+    return MaterializationRun(
         run_id=record.dagster_run.run_id,
         phase=PHASES[record.dagster_run.status.value],
         after_record=_number(tags.get(AFTER_TAG)),

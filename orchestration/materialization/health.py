@@ -14,10 +14,10 @@ from stillstate.orchestration.config.spec import JobSpec, to_settings
 
 __all__ = [
     "FAILURES_ALARMED",
-    "FoldHealth",
-    "fold_health",
-    "fold_numbers",
+    "MaterializationHealth",
     "log_bytes_left",
+    "materialization_health",
+    "materialization_numbers",
     "new_records",
     "record_numbers",
     "why_due",
@@ -38,7 +38,7 @@ def log_bytes_left(catalog: Catalog, folded_to: int) -> int:
     return sum(segment.total_bytes for segment in latest.segments if segment.snapshot_id > folded_to)
 
 
-def fold_numbers(result: MaterializationResult, log_left: int) -> dict[str, int | float]:
+def materialization_numbers(result: MaterializationResult, log_left: int) -> dict[str, int | float]:
     """Return the numbers of a call, by names that the command line's JSON and Dagster's plots share; all are always
     present."""
     return _numbers(result.snapshot_id, result.duration_s, result.log_bytes_folded, result.written_bytes, log_left) | {
@@ -75,7 +75,7 @@ def _numbers(snapshot_id: int, seconds: float, folded: int, written: int, left: 
 
 
 @dataclass(frozen=True)
-class FoldHealth:
+class MaterializationHealth:
     """The job's newest materializations, of the driver, of Dagster, or of a person.
 
     Attributes:
@@ -91,7 +91,7 @@ class FoldHealth:
     last_done_at_ms: int = 0
 
 
-def fold_health(catalog: Catalog, now_ms: int) -> FoldHealth:
+def materialization_health(catalog: Catalog, now_ms: int) -> MaterializationHealth:
     """Read it from the store: the one place that has every materialization, also one whose process was killed.
 
     Raises:
@@ -100,7 +100,7 @@ def fold_health(catalog: Catalog, now_ms: int) -> FoldHealth:
     root = catalog.root
     done, started = record_ids(root)
     if not done and not started:
-        return FoldHealth()
+        return MaterializationHealth()
     last_done = max(done, default=0)
     failed, running = 0, False
     for record_id in [n for n in reversed(open_pins(root)) if n > last_done][:_PINS_READ_MAX]:
@@ -109,7 +109,7 @@ def fold_health(catalog: Catalog, now_ms: int) -> FoldHealth:
             running = running or failed == 0
         else:
             failed += 1
-    return FoldHealth(max([*done, *started]), running, failed, _done_at_ms(catalog, last_done))
+    return MaterializationHealth(max([*done, *started]), running, failed, _done_at_ms(catalog, last_done))
 
 
 def _pin(catalog: Catalog, record_id: int) -> Pin | None:
@@ -143,7 +143,7 @@ def new_records(catalog: Catalog, after: int, limit: int) -> tuple[list[Record],
     return found, problems
 
 
-def why_due(spec: JobSpec, catalog: Catalog, health: FoldHealth, now_ms: int) -> tuple[int, str] | None:
+def why_due(spec: JobSpec, catalog: Catalog, health: MaterializationHealth, now_ms: int) -> tuple[int, str] | None:
     """Return the newest snapshot and why its log should be folded now; None if it need not be."""
     latest = catalog.latest()
     if latest is None:

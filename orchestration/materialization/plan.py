@@ -11,11 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stillstate.orchestration.materialization.health import FoldHealth
+from stillstate.orchestration.materialization.health import MaterializationHealth
 from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
 from stillstate.orchestration.text import counted_text, time_text
 
-__all__ = ["FoldDecision", "FoldRun", "decide_fold", "failed_in_a_row", "fold_run_key"]
+__all__ = [
+    "MaterializationDecision",
+    "MaterializationRun",
+    "decide_materialization",
+    "failed_in_a_row",
+    "materialization_run_key",
+]
 
 BACK_OFF_S: Final = 30.0  # after the first failure; doubled for each further one
 BACK_OFF_MAX_S: Final = 3600.0
@@ -24,7 +30,7 @@ PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class FoldRun:
+class MaterializationRun:
     """One Dagster run that materialized, or should have.
 
     Attributes:
@@ -41,7 +47,7 @@ class FoldRun:
 
 
 @dataclass(frozen=True)
-class FoldDecision:
+class MaterializationDecision:
     """`attempt` is the number of the attempt to request now, None for no attempt; `reason` gives the reason for the
     tick's log."""
 
@@ -49,12 +55,12 @@ class FoldDecision:
     reason: str
 
 
-def fold_run_key(job: str, after_record: int, attempt: int) -> str:
+def materialization_run_key(job: str, after_record: int, attempt: int) -> str:
     """Return the run key of one attempt of one materialization: Dagster never starts a second run for a key."""
     return f"{job}:materialize:{after_record}:{attempt}"
 
 
-def failed_in_a_row(runs: Sequence[FoldRun]) -> int:
+def failed_in_a_row(runs: Sequence[MaterializationRun]) -> int:
     """Return how many of the newest runs failed in a row.
 
     Runs that have not ended do not count. A run that a person ended did not fold, and it did not fail either: it ends
@@ -69,9 +75,9 @@ def failed_in_a_row(runs: Sequence[FoldRun]) -> int:
     return count
 
 
-def decide_fold(
-    why: str, health: FoldHealth, runs: Sequence[FoldRun], now_s: float, *, waiting: int | None
-) -> FoldDecision:
+def decide_materialization(
+    why: str, health: MaterializationHealth, runs: Sequence[MaterializationRun], now_s: float, *, waiting: int | None
+) -> MaterializationDecision:
     """Decide for a job whose log should be folded.
 
     Args:
@@ -83,11 +89,11 @@ def decide_fold(
     """
     for run in runs:
         if run.phase in UNDER_WAY:
-            return FoldDecision(None, f"run {run.run_id[:8]} is {run.phase}")
+            return MaterializationDecision(None, f"run {run.run_id[:8]} is {run.phase}")
     if health.running:
-        return FoldDecision(None, f"materialization {health.last_id} is under way")
+        return MaterializationDecision(None, f"materialization {health.last_id} is under way")
     if waiting is not None:
-        return FoldDecision(None, f"materialization {waiting} waits for the job's next checkpoint")
+        return MaterializationDecision(None, f"materialization {waiting} waits for the job's next checkpoint")
     last = next((run for run in runs if run.phase in ENDED), None)
     if last is not None:
         failed = failed_in_a_row(runs)
@@ -95,6 +101,8 @@ def decide_fold(
         next_s = last.ended_s + pause_s
         if next_s > now_s:
             after = f"after {counted_text(failed, 'failure')}" if failed else "after the last one"
-            return FoldDecision(None, f"due ({why}); {after} the next run follows at {time_text(round(next_s * 1000))}")
+            return MaterializationDecision(
+                None, f"due ({why}); {after} the next run follows at {time_text(round(next_s * 1000))}"
+            )
     same = [run.attempt for run in runs if run.after_record == health.last_id and run.phase != "abandoned"]
-    return FoldDecision(1 + max(same, default=0), f"due ({why})")
+    return MaterializationDecision(1 + max(same, default=0), f"due ({why})")

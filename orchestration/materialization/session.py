@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.settings import FoldMode
-from state_runtime.materialize.trigger import MaterializationResult, what_to_fold
+from state_runtime.base.settings import MaterializationMode
+from state_runtime.materialize.trigger import MaterializationResult, what_to_materialize
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 from stillstate.orchestration.config.job_location import location_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # It needs pyspark, which the Dagster code location and the rest of the command line must not import.
     from pyspark.sql import SparkSession
 
-__all__ = ["fold", "fold_in_new_session", "fold_summary", "nothing_to_fold", "spark_of"]
+__all__ = ["fold", "materialization_summary", "materialize_in_new_session", "nothing_to_materialize", "spark_of"]
 
 
 def spark_of(spec: JobSpec) -> SparkSpec:
@@ -33,7 +33,7 @@ def fold(
     session: SparkSession,
     spec: JobSpec,
     *,
-    mode: FoldMode = "auto",
+    mode: MaterializationMode = "auto",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MaterializationResult:
     """Fold the log of a job's newest snapshot now, whether or not it is due.
@@ -63,7 +63,7 @@ def fold(
     )
 
 
-def nothing_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> MaterializationResult | None:
+def nothing_to_materialize(catalog: Catalog, mode: MaterializationMode, clock: Clock) -> MaterializationResult | None:
     """Return why a fold would do nothing, from a look at the store; None if there is something to fold.
 
     Called before a Spark session is started for the fold: a start takes longer than most folds. The fold itself checks
@@ -73,12 +73,16 @@ def nothing_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Materiali
         JobNotFound, CorruptData, Unavailable: as for the fold.
     """
     catalog.job_info()
-    found = what_to_fold(catalog, mode, clock)
+    found = what_to_materialize(catalog, mode, clock)
     return found if isinstance(found, MaterializationResult) else None
 
 
-def fold_in_new_session(
-    spec: JobSpec, *, mode: FoldMode, on_progress: Callable[[int, int], None] | None = None, clock: Clock = SYSTEM_CLOCK
+def materialize_in_new_session(
+    spec: JobSpec,
+    *,
+    mode: MaterializationMode,
+    on_progress: Callable[[int, int], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[MaterializationResult, int]:
     """Start a session, fold, stop the session; start no session if there is nothing to fold.
 
@@ -87,7 +91,7 @@ def fold_in_new_session(
     """
     spec = location_of(spec)
     catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name, clock)
-    nothing = nothing_to_fold(catalog, mode, clock)
+    nothing = nothing_to_materialize(catalog, mode, clock)
     if nothing is not None:
         return nothing, log_bytes_left(catalog, 0)
     from state_runtime.spark.session import build_session
@@ -101,6 +105,6 @@ def fold_in_new_session(
     return result, log_bytes_left(catalog, result.snapshot_id if result.record_id is not None else 0)
 
 
-def fold_summary(result: MaterializationResult, numbers: dict[str, int | float]) -> dict[str, Any]:
+def materialization_summary(result: MaterializationResult, numbers: dict[str, int | float]) -> dict[str, Any]:
     """Return the result for `--json`."""
     return {"mode": result.mode, "reason": result.reason, "record_id": result.record_id, **numbers}

@@ -24,7 +24,7 @@ from stillstate.orchestration.jobs.alive_check import alive_spec
 from stillstate.orchestration.jobs.checks import check_specs
 from stillstate.orchestration.jobs.deletions import safe_spec
 from stillstate.orchestration.jobs.matches_check import matches_spec
-from stillstate.orchestration.jobs.materialize import folds_spec
+from stillstate.orchestration.jobs.materialize import materializations_spec
 from stillstate.orchestration.jobs.past_checks import evaluation_of_record, is_red, newest_evaluations
 from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
 from stillstate.orchestration.jobs.verification import intact_spec, restorable_spec
@@ -103,7 +103,7 @@ def build_failures_sensor(
 def _checks_of(mount: Mount, job: JobSpec) -> Iterator[dg.AssetCheckSpec]:
     yield alive_spec(mount, job.name)
     yield matches_spec(mount, job.name)
-    yield folds_spec(mount, job.name)
+    yield materializations_spec(mount, job.name)
     yield intact_spec(mount, job.name)
     yield restorable_spec(mount, job.name)
     yield safe_spec(mount, job.name, "retention")

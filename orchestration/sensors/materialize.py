@@ -16,25 +16,30 @@ from state_runtime.base.errors import CorruptData, StillstateError, UnsupportedF
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import Record, record_ids
 from state_runtime.snapshot.catalog import Catalog
-from stillstate.assets.metadata import DATA_VERSION_TAG, fold_materialization
+from stillstate.assets.metadata import DATA_VERSION_TAG, tables_materialization
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.jobs.materialize import fold_evaluation, fold_tags
-from stillstate.orchestration.jobs.past_runs import past_folds
+from stillstate.orchestration.jobs.materialize import materialization_evaluation, materialization_tags
+from stillstate.orchestration.jobs.past_runs import past_materializations
 from stillstate.orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
 from stillstate.orchestration.materialization.health import (
-    FoldHealth,
-    fold_health,
+    MaterializationHealth,
     log_bytes_left,
+    materialization_health,
     new_records,
     why_due,
 )
-from stillstate.orchestration.materialization.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
+from stillstate.orchestration.materialization.plan import (
+    MaterializationRun,
+    decide_materialization,
+    failed_in_a_row,
+    materialization_run_key,
+)
 from stillstate.orchestration.probes.pool import NoLook, troubles
 from stillstate.orchestration.resources import Reading, StillstateResource
 from stillstate.orchestration.sensors.sensor import sensor_of
 
-__all__ = ["FoldCursor", "build_materialization_sensor", "read_fold_cursor"]
+__all__ = ["MaterializationCursor", "build_materialization_sensor", "read_materialization_cursor"]
 
 CURSOR_VERSION: Final = 1
 RECORDS_PER_TICK_MAX: Final = 50
@@ -42,7 +47,7 @@ HISTORY_MAX: Final = 100  # of a job that is seen for the first time
 
 
 @dataclass(frozen=True)
-class FoldCursor:
+class MaterializationCursor:
     """The published state of a job: its newest record, and failures in a row as last shown (-1: never)."""
 
     uid: str
@@ -54,7 +59,7 @@ class FoldCursor:
 class _Tick:
     mount: Mount
     op: str
-    cursors: dict[str, FoldCursor]
+    cursors: dict[str, MaterializationCursor]
     events: list[dg.AssetMaterialization | dg.AssetCheckEvaluation] = field(default_factory=list)
     requests: list[dg.RunRequest] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -65,7 +70,7 @@ class _Tick:
         return json.dumps({"version": CURSOR_VERSION, "start": self.start, "jobs": jobs}, separators=(",", ":"))
 
 
-def read_fold_cursor(text: str | None) -> tuple[dict[str, FoldCursor], str]:
+def read_materialization_cursor(text: str | None) -> tuple[dict[str, MaterializationCursor], str]:
     """Parse a cursor: the published state, and the job to begin with. One that cannot be parsed starts empty, since
     publishing twice is harmless."""
     if not text:
@@ -74,14 +79,17 @@ def read_fold_cursor(text: str | None) -> tuple[dict[str, FoldCursor], str]:
         data = json.loads(text)
         if data["version"] != CURSOR_VERSION:
             return {}, ""
-        jobs = {str(n): FoldCursor(str(uid), int(last), int(failed)) for n, (uid, last, failed) in data["jobs"].items()}
+        jobs = {
+            str(n): MaterializationCursor(str(uid), int(last), int(failed))
+            for n, (uid, last, failed) in data["jobs"].items()
+        }
         return jobs, str(data.get("start", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}, ""
 
 
 def build_materialization_sensor(
-    mount: Mount, jobs: Sequence[str], fold_jobs: Sequence[Any], op: str = ""
+    mount: Mount, jobs: Sequence[str], materialization_jobs: Sequence[Any], op: str = ""
 ) -> dg.SensorDefinition:
     """Build the sensor for the jobs that this code location knows.
 
@@ -94,13 +102,13 @@ def build_materialization_sensor(
         "stillstate_materialization",
         "Starts a materialization where a log has grown and Dagster is to fold it; shows every materialization.",
         10,
-        fold_jobs,
+        materialization_jobs,
     )
     def stillstate_materialization(
         context: dg.SensorEvaluationContext, stillstate: StillstateResource
     ) -> dg.SensorResult:
         spec = stillstate.spec()
-        before, start = read_fold_cursor(context.cursor)
+        before, start = read_materialization_cursor(context.cursor)
         tick = _Tick(mount, op, {name: cursor for name, cursor in before.items() if name in jobs}, start=start)
         looks = stillstate.look(spec, jobs, start=tick.start)
         # A job that never started, or cannot be seen, is not looked at a second time.
@@ -129,7 +137,7 @@ def build_materialization_sensor(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Folds:
+class _Materializations:
     """The result of one reading of a job's store.
 
     Attributes:
@@ -140,8 +148,8 @@ class _Folds:
         trouble: why the newest snapshot cannot be read, if so.
     """
 
-    known: FoldCursor
-    health: FoldHealth
+    known: MaterializationCursor
+    health: MaterializationHealth
     records: tuple[Record, ...]
     problems: tuple[str, ...]
     left: int | None
@@ -150,15 +158,15 @@ class _Folds:
     trouble: StillstateError | None = None
 
 
-def _reader(cursors: Mapping[str, FoldCursor]) -> Callable[[JobSpec, Catalog], _Folds]:
-    def read(job: JobSpec, catalog: Catalog) -> _Folds:
+def _reader(cursors: Mapping[str, MaterializationCursor]) -> Callable[[JobSpec, Catalog], _Materializations]:
+    def read(job: JobSpec, catalog: Catalog) -> _Materializations:
         uid = catalog.job_info().uid
         now_ms = catalog.clock.now_ms()
-        health = fold_health(catalog, now_ms)
+        health = materialization_health(catalog, now_ms)
         known = cursors.get(job.name)
         if known is None or known.uid != uid:
             done = record_ids(catalog.root)[0]
-            known = FoldCursor(uid, done[-HISTORY_MAX] - 1 if len(done) >= HISTORY_MAX else 0)
+            known = MaterializationCursor(uid, done[-HISTORY_MAX] - 1 if len(done) >= HISTORY_MAX else 0)
         records, problems = new_records(catalog, known.record_id, RECORDS_PER_TICK_MAX)
         left, due, waiting, trouble = None, None, None, None
         try:
@@ -169,7 +177,7 @@ def _reader(cursors: Mapping[str, FoldCursor]) -> Callable[[JobSpec, Catalog], _
                 waiting = None if found is None else found.record_id
         except (CorruptData, UnsupportedFormat) as error:
             trouble = error  # of the newest snapshot; the results of folds are known all the same
-        return _Folds(
+        return _Materializations(
             known=known,
             health=health,
             records=tuple(records),
@@ -183,15 +191,15 @@ def _reader(cursors: Mapping[str, FoldCursor]) -> Callable[[JobSpec, Catalog], _
     return read
 
 
-def _decide(job: JobSpec, seen: _Folds, now_ms: int, instance: dg.DagsterInstance, tick: _Tick) -> None:
-    runs = past_folds(instance, tick.mount.tag(job.name))
+def _decide(job: JobSpec, seen: _Materializations, now_ms: int, instance: dg.DagsterInstance, tick: _Tick) -> None:
+    runs = past_materializations(instance, tick.mount.tag(job.name))
     known = seen.known
     if not any(run.phase == "active" for run in runs):
         # A run publishes its own record; while one is active, the newest record may be one that it is about to publish.
         known = _publish(job, seen, instance, tick)
     failed = max(seen.health.failed_in_a_row, failed_in_a_row(runs))
     if failed != known.failed:
-        tick.events.append(fold_evaluation(tick.mount, job.name, seen.health, failed_in_a_row(runs)))
+        tick.events.append(materialization_evaluation(tick.mount, job.name, seen.health, failed_in_a_row(runs)))
         known = replace(known, failed=failed)
     tick.cursors[job.name] = known
     if seen.trouble is not None:
@@ -200,7 +208,7 @@ def _decide(job: JobSpec, seen: _Folds, now_ms: int, instance: dg.DagsterInstanc
         _request(job, seen, seen.due, runs, now_ms, tick)
 
 
-def _publish(job: JobSpec, seen: _Folds, instance: dg.DagsterInstance, tick: _Tick) -> FoldCursor:
+def _publish(job: JobSpec, seen: _Materializations, instance: dg.DagsterInstance, tick: _Tick) -> MaterializationCursor:
     tick.notes.extend(f"{job.name}: {problem}" for problem in seen.problems)
     if not seen.records:
         return seen.known
@@ -209,7 +217,7 @@ def _publish(job: JobSpec, seen: _Folds, instance: dg.DagsterInstance, tick: _Ti
     for record in seen.records:
         if str(record.record_id) not in published:
             left = seen.left if record.record_id == newest else None
-            tick.events.append(fold_materialization(tick.mount.materialized(job.name), record, left))
+            tick.events.append(tables_materialization(tick.mount.materialized(job.name), record, left))
     tick.notes.append(f"{job.name}: materializations up to {newest} published")
     return replace(seen.known, record_id=newest)
 
@@ -223,23 +231,28 @@ def _published(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
 
 
 def _request(
-    job: JobSpec, seen: _Folds, due: tuple[int, str], runs: Sequence[FoldRun], now_ms: int, tick: _Tick
+    job: JobSpec,
+    seen: _Materializations,
+    due: tuple[int, str],
+    runs: Sequence[MaterializationRun],
+    now_ms: int,
+    tick: _Tick,
 ) -> None:
     snapshot_id, why = due
-    decision = decide_fold(why, seen.health, runs, now_ms / 1000, waiting=seen.waiting)
+    decision = decide_materialization(why, seen.health, runs, now_ms / 1000, waiting=seen.waiting)
     tick.notes.append(f"{job.name}: {decision.reason}")
     if decision.attempt is None:
         return
     mount = tick.mount
     tick.requests.append(
         dg.RunRequest(
-            run_key=fold_run_key(mount.tag(job.name), seen.health.last_id, decision.attempt),
+            run_key=materialization_run_key(mount.tag(job.name), seen.health.last_id, decision.attempt),
             job_name=mount.job_name("materialize", job.name),
             run_config={"ops": {tick.op: {"config": {"stream": job.name}}}} if mount.is_shared else {},
             asset_selection=[mount.materialized(job.name)] if mount.is_shared else None,
             asset_check_keys=[] if mount.is_shared else None,  # the check reads the past
             tags={
-                **fold_tags(job.materialization.timeout_s),
+                **materialization_tags(job.materialization.timeout_s),
                 MATERIALIZE_TAG: mount.tag(job.name),
                 AFTER_TAG: str(seen.health.last_id),
                 ATTEMPT_TAG: str(decision.attempt),

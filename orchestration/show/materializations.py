@@ -11,10 +11,16 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from stillstate.orchestration.show.progress import Pace, form_of, print_json_line, rich_bar
 
-__all__ = ["FoldBar", "FoldJson", "FoldLines", "FoldView", "fold_view"]
+__all__ = [
+    "MaterializationBar",
+    "MaterializationJson",
+    "MaterializationLines",
+    "MaterializationView",
+    "materialization_view",
+]
 
 
-class FoldView(Protocol):
+class MaterializationView(Protocol):
     """A display of the progress of a fold."""
 
     def show(self, done: int, total: int) -> None:
@@ -26,7 +32,7 @@ class FoldView(Protocol):
         ...
 
 
-class FoldBar:
+class MaterializationBar:
     """A bar in a terminal."""
 
     def __init__(self, console: Console, job: str) -> None:
@@ -41,7 +47,7 @@ class FoldBar:
         self._bar.stop()
 
 
-class FoldLines:
+class MaterializationLines:
     """Lines for a log file, at most about one a second; the last one is always printed."""
 
     def __init__(self, console: Console, job: str, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -57,7 +63,7 @@ class FoldLines:
         """Do nothing: no line is held back."""
 
 
-class FoldJson:
+class MaterializationJson:
     """One JSON object per step."""
 
     def show(self, done: int, total: int) -> None:
@@ -67,10 +73,10 @@ class FoldJson:
         """Do nothing: no line is held back."""
 
 
-def fold_view(job: str, *, as_json: bool = False, console: Console | None = None) -> FoldView:
+def materialization_view(job: str, *, as_json: bool = False, console: Console | None = None) -> MaterializationView:
     """Return the view that fits the output's destination."""
     console = Console(file=sys.stdout) if console is None else console
     form = form_of(console, as_json=as_json)
     if form == "json":
-        return FoldJson()
-    return FoldBar(console, job) if form == "bar" else FoldLines(console, job)
+        return MaterializationJson()
+    return MaterializationBar(console, job) if form == "bar" else MaterializationLines(console, job)

@@ -26,9 +26,9 @@ __all__ = [
     "CheckpointMode",
     "CheckpointSettings",
     "Compression",
-    "FoldMode",
     "JobSettings",
     "LocalRecoverySettings",
+    "MaterializationMode",
     "MaterializationSettings",
     "PartialAggregation",
     "PlacementMode",
@@ -49,7 +49,7 @@ FAILED_TTL_S = 7 * 86_400.0
 Backend = Literal["arrow", "rocksdb"]
 ChangelogMode = Literal["on", "off"]
 Compression = Literal["lz4", "zstd", "none"]
-FoldMode = Literal["auto", "minor", "major"]
+MaterializationMode = Literal["auto", "minor", "major"]
 PlacementMode = Literal["sticky", "off"]
 PartialAggregation = Literal["auto", "on", "off"]
 VerifyLevel = Literal["structure", "sample", "full"]

@@ -8,14 +8,14 @@ the driver adopts them, `run` is a materialization from claim to record, `backgr
 from __future__ import annotations
 
 from state_runtime.materialize.background import BackgroundMaterializer
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.materialize.plan import due
 from state_runtime.materialize.records import Protected, Record, apply, fits, protected
 from state_runtime.materialize.run import materialize
 
 __all__ = [
     "BackgroundMaterializer",
-    "FoldSizes",
+    "MaterializationSizes",
     "Protected",
     "Record",
     "apply",

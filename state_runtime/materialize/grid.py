@@ -23,7 +23,7 @@ from state_runtime.base.settings import MaterializationSettings
 from state_runtime.changelog.snapshot_state import StoredPart, StoredTable
 from state_runtime.state.table import HASH_MAX
 
-__all__ = ["Cell", "FoldSizes", "Range", "Weights", "cell_of", "grid", "threshold"]
+__all__ = ["Cell", "MaterializationSizes", "Range", "Weights", "cell_of", "grid", "threshold"]
 
 Range = tuple[int, int]
 
@@ -31,7 +31,7 @@ _CELLS_LIMIT = 4096  # of one state, if each had its target size; with half of t
 
 
 @dataclass(frozen=True)
-class FoldSizes:
+class MaterializationSizes:
     """Sizes that the grid aims at; tests make them small.
 
     Attributes:
@@ -56,16 +56,16 @@ class FoldSizes:
     sampled_rows: int = 8_192
 
     @staticmethod
-    def of(settings: MaterializationSettings) -> FoldSizes:
+    def of(settings: MaterializationSettings) -> MaterializationSizes:
         """Return the sizes of a job."""
-        return FoldSizes(cells_max=settings.cells_max, cell_bytes_max=settings.cell_bytes_max)
+        return MaterializationSizes(cells_max=settings.cells_max, cell_bytes_max=settings.cell_bytes_max)
 
     def cell_bytes(self, state_bytes: int) -> int:
         """Return the target bytes of a cell, by the state's bytes; a cell that is split has at least half of it."""
         wanted = min(-(-state_bytes // self.cells_max), self.cell_bytes_max)
         return max(self.table_bytes, wanted, -(-state_bytes // _CELLS_LIMIT))
 
-    def bounded(self, bases: int) -> FoldSizes:
+    def bounded(self, bases: int) -> MaterializationSizes:
         """Limit the deltas per cell, so that a manifest can name the tables of all `bases` cells of all states."""
         return replace(self, deltas_max=max(1, min(self.deltas_max, TABLES_MAX // max(bases, 1) - 1)))
 
@@ -108,7 +108,7 @@ def grid(
     bases: Sequence[StoredTable],
     deltas: Sequence[StoredTable],
     log: Sequence[StoredPart],
-    sizes: FoldSizes,
+    sizes: MaterializationSizes,
     files_bytes: int = 0,
 ) -> tuple[list[Range], set[Range]]:
     """Return the cells of one state, in order (together they are all hashes), and those whose tables must be rewritten.

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from state_runtime.base.limits import KIB, MIB
-from state_runtime.base.settings import FoldMode, JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationMode
 from state_runtime.changelog.snapshot_state import SnapshotState, StoredPart, StoredTable
-from state_runtime.materialize.grid import Cell, FoldSizes, Weights, cell_of, grid
+from state_runtime.materialize.grid import Cell, MaterializationSizes, Weights, cell_of, grid
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["FoldPlan", "Unit", "due", "make_plan", "replay_s"]
+__all__ = ["MaterializationPlan", "Unit", "due", "make_plan", "replay_s"]
 
 _REPLAY_BYTES_PER_S = 32 * MIB  # until a restore of the job was measured
 _ENTRY_BYTES = 260  # approximate size of a segment or a table in a manifest
@@ -44,7 +44,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class FoldPlan:
+class MaterializationPlan:
     """The work of one materialization.
 
     Attributes:
@@ -52,7 +52,7 @@ class FoldPlan:
     """
 
     snapshot_id: int
-    mode: FoldMode
+    mode: MaterializationMode
     units: tuple[Unit, ...]
     dropped: tuple[str, ...] = ()
 
@@ -99,11 +99,11 @@ def replay_s(log_bytes: int, replay_bytes_per_s: float = 0.0) -> float:
 def make_plan(
     manifest: Manifest,
     log: Sequence[StoredPart],
-    mode: FoldMode,
+    mode: MaterializationMode,
     settings: JobSettings,
     *,
-    sizes: FoldSizes | None = None,
-) -> FoldPlan:
+    sizes: MaterializationSizes | None = None,
+) -> MaterializationPlan:
     """Plan the folding of a snapshot, in pieces.
 
     Args:
@@ -114,7 +114,7 @@ def make_plan(
     Raises:
         CorruptSegment: a table holds a state that its operator does not have and did not drop.
     """
-    sizes = sizes or FoldSizes.of(settings.materialization)
+    sizes = sizes or MaterializationSizes.of(settings.materialization)
     everything = manifest.shards is not None
     # The share of each state in the files' bytes is unknown; too many cells only cost a little.
     files_bytes = manifest.shards.total_bytes if manifest.shards is not None else 0
@@ -128,7 +128,7 @@ def make_plan(
         forced = forced | {cell for cell in edges if mode == "major" or everything}
         cells = [cell_of(cell, bases, deltas, cell in forced, settings.materialization.ratio) for cell in edges]
         units += _units(key, cells, parts[key], sizes, mode, everything)
-    return FoldPlan(manifest.snapshot_id, mode, tuple(units), tuple(dropped))
+    return MaterializationPlan(manifest.snapshot_id, mode, tuple(units), tuple(dropped))
 
 
 Tables = tuple[list[StoredTable], list[StoredTable]]
@@ -149,8 +149,8 @@ def _units(
     key: tuple[str, str],
     cells: Sequence[Cell],
     log: Sequence[StoredPart],
-    sizes: FoldSizes,
-    mode: FoldMode,
+    sizes: MaterializationSizes,
+    mode: MaterializationMode,
     everything: bool,
 ) -> list[Unit]:
     """Return the cells that have something to fold; neighbours are together if they fit into one unit."""

@@ -10,10 +10,10 @@ from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
-from state_runtime.base.settings import FoldMode, JobSettings
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.base.settings import JobSettings, MaterializationMode
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.materialize.log import read_log
-from state_runtime.materialize.plan import FoldPlan, make_plan
+from state_runtime.materialize.plan import MaterializationPlan, make_plan
 from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
 from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.materialize.write_tables import TablesContext, WrittenTables, fold_unit
@@ -29,7 +29,7 @@ BEAT_S = 10.0
 Reached = Callable[[int, int], None]
 """Called with (done, total) units during the work, by the working thread; also keeps a pin alive."""
 
-FoldUnits = Callable[[FoldPlan, TablesContext, Reached], WrittenTables]
+FoldUnits = Callable[[MaterializationPlan, TablesContext, Reached], WrittenTables]
 """Folds all units of a plan, and reports its progress."""
 
 
@@ -56,7 +56,7 @@ class Heart:
 def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
     """Return a function that folds in this thread, unit by unit, and writes tables to `into` (None: the root)."""
 
-    def fold(plan: FoldPlan, context: TablesContext, reached: Reached) -> WrittenTables:
+    def fold(plan: MaterializationPlan, context: TablesContext, reached: Reached) -> WrittenTables:
         total = WrittenTables()
         reached(0, len(plan.units))
         for done, unit in enumerate(plan.units, 1):
@@ -70,13 +70,13 @@ def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
 def materialize(
     root: Store,
     manifest: Manifest,
-    mode: FoldMode = "auto",
+    mode: MaterializationMode = "auto",
     *,
     settings: JobSettings | None = None,
     clock: Clock,
     ids: Ids,
     fold: FoldUnits | None = None,
-    sizes: FoldSizes | None = None,
+    sizes: MaterializationSizes | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     prove: Callable[[], None] | None = None,
 ) -> Record:
@@ -94,7 +94,7 @@ def materialize(
         StoreUnavailable, OutcomeUnknown: try again; the snapshot is unchanged.
     """
     settings = settings or JobSettings()
-    sizes = sizes or FoldSizes.of(settings.materialization)
+    sizes = sizes or MaterializationSizes.of(settings.materialization)
     if prove is not None:
         prove()
     pin = claim(root, manifest, clock=clock, ids=ids)
@@ -141,11 +141,11 @@ def _say_failed(root: Store, pin: Pin, clock: Clock, prove: Callable[[], None] |
 def fold_snapshot(
     root: Store,
     manifest: Manifest,
-    mode: FoldMode,
+    mode: MaterializationMode,
     pin: Pin,
     *,
     settings: JobSettings,
-    sizes: FoldSizes,
+    sizes: MaterializationSizes,
     clock: Clock,
     fold: FoldUnits,
     reached: Reached,

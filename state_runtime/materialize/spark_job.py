@@ -13,11 +13,11 @@ from typing import Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.base.settings import FoldMode, JobSettings
-from state_runtime.materialize.grid import FoldSizes
-from state_runtime.materialize.plan import FoldPlan, Unit
+from state_runtime.base.settings import JobSettings, MaterializationMode
+from state_runtime.materialize.grid import MaterializationSizes
+from state_runtime.materialize.plan import MaterializationPlan, Unit
 from state_runtime.materialize.run import Reached, materialize
-from state_runtime.materialize.trigger import MaterializationResult, what_to_fold
+from state_runtime.materialize.trigger import MaterializationResult, what_to_materialize
 from state_runtime.materialize.write_tables import TablesContext, WrittenTables, fold_unit
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.spark.tasks import SparkSession, run_in_tasks
@@ -33,9 +33,9 @@ def materialize_job(
     job: str,
     *,
     settings: JobSettings | None = None,
-    mode: FoldMode = "auto",
+    mode: MaterializationMode = "auto",
     on_progress: Callable[[int, int], None] | None = None,
-    sizes: FoldSizes | None = None,
+    sizes: MaterializationSizes | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> MaterializationResult:
@@ -57,7 +57,7 @@ def materialize_job(
     started_s = clock.monotonic_s()
     catalog = Catalog(open_store(store_url, storage_options), job, clock)
     catalog.job_info()
-    manifest = what_to_fold(catalog, mode, clock)
+    manifest = what_to_materialize(catalog, mode, clock)
     if isinstance(manifest, MaterializationResult):
         return manifest
     place = Location(f"{store_url.rstrip('/')}/{job}", dict(storage_options or {}))
@@ -113,7 +113,7 @@ class SparkFold:
     into: Location
     title: str
 
-    def __call__(self, plan: FoldPlan, context: TablesContext, reached: Reached) -> WrittenTables:
+    def __call__(self, plan: MaterializationPlan, context: TablesContext, reached: Reached) -> WrittenTables:
         begin = partial(_begin_folding, self.root, self.into, context)
         group = f"stillstate-materialize-{context.writer}"
         title = f"{self.title} snapshot {context.snapshot_id}"

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Literal
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.settings import FoldMode
+from state_runtime.base.settings import MaterializationMode
 from state_runtime.materialize.background import adoptable, other_at_work
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["MaterializationResult", "what_to_fold"]
+__all__ = ["MaterializationResult", "what_to_materialize"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MaterializationResult:
         return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
 
 
-def what_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Manifest | MaterializationResult:
+def what_to_materialize(catalog: Catalog, mode: MaterializationMode, clock: Clock) -> Manifest | MaterializationResult:
     """Return the snapshot whose log a fold would fold now; or, if there is nothing to fold, the result with the reason.
 
     The answer is valid only for the moment: another process may begin to fold right after.

@@ -20,9 +20,9 @@ from state_runtime.changelog.reader import read_table
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.encoding import encode_table
-from state_runtime.materialize.grid import Cell, FoldSizes
+from state_runtime.materialize.grid import Cell, MaterializationSizes
 from state_runtime.materialize.log import read_parts
-from state_runtime.materialize.plan import FoldPlan, Unit
+from state_runtime.materialize.plan import MaterializationPlan, Unit
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
@@ -48,11 +48,11 @@ class TablesContext:
     operators: tuple[OperatorEntry, ...]
     now_ms: int | None
     decide: bool
-    sizes: FoldSizes
+    sizes: MaterializationSizes
     files: Manifest | None = None
 
     @staticmethod
-    def of(manifest: Manifest, plan: FoldPlan, writer: str, sizes: FoldSizes) -> TablesContext:
+    def of(manifest: Manifest, plan: MaterializationPlan, writer: str, sizes: MaterializationSizes) -> TablesContext:
         now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
         files = replace(manifest, segments=(), layers=(), outputs=()) if manifest.shards is not None else None
         bases = max(len(manifest.layers[0].tables) if manifest.layers else 0, sum(len(u.cells) for u in plan.units))

@@ -19,7 +19,7 @@ from job_roots import SECRET, FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
 from state_runtime.base.errors import JobAlreadyRunning
-from state_runtime.base.settings import Backend, FoldMode, VerifyLevel
+from state_runtime.base.settings import Backend, MaterializationMode, VerifyLevel
 from state_runtime.snapshot.manifest import SnapshotFormat
 from state_runtime.snapshot.savepoint_record import SavepointFormat, SavepointTrigger
 from stillstate.orchestration.cli import SECTIONS, app
@@ -65,7 +65,7 @@ def test_the_main_help_shows_each_command_once_with_a_text_that_is_not_cut() -> 
 @pytest.mark.parametrize(
     ("command", "choices"),
     [
-        (("materialize", "flights", "--mode"), FoldMode),
+        (("materialize", "flights", "--mode"), MaterializationMode),
         (("savepoint", "flights", "--format"), SavepointFormat),
         (("savepoint", "flights", "--trigger"), SavepointTrigger),
         (("migrate", "flights", "--backend"), Backend),

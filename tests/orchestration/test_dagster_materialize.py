@@ -18,16 +18,16 @@ from job_roots import SECRET, FakeClock, JobRoot
 from state_runtime.materialize.records import PIN_LIVE_MS
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.materialization.health import FoldHealth, fold_health
+from stillstate.orchestration.materialization.health import MaterializationHealth, materialization_health
 from stillstate.orchestration.materialization.plan import (
     BACK_OFF_MAX_S,
     BACK_OFF_S,
     PAUSE_S,
-    FoldRun,
-    decide_fold,
+    MaterializationRun,
+    decide_materialization,
     failed_in_a_row,
 )
-from stillstate.orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_fold_cursor
+from stillstate.orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_materialization_cursor
 
 SENSOR = "stillstate_materialization"
 BY_DAGSTER = "materialization: {by: dagster, min_bytes: 1000}"  # the roots' checkpoints log more
@@ -142,22 +142,31 @@ def _now_ms() -> int:
 
 def test_the_pauses_double_and_end_at_an_hour() -> None:
     for failures, pause_s in ((1, BACK_OFF_S), (2, 2 * BACK_OFF_S), (20, BACK_OFF_MAX_S), (5000, BACK_OFF_MAX_S)):
-        runs = [FoldRun(str(n), "failed", 0, n, ended_s=1000.0) for n in range(failures, 0, -1)]
-        health = FoldHealth()
-        assert decide_fold("bytes", health, runs, 1000 + pause_s - 1, waiting=None).attempt is None
-        assert decide_fold("bytes", health, runs, 1000 + pause_s + 1, waiting=None).attempt == failures + 1
+        runs = [MaterializationRun(str(n), "failed", 0, n, ended_s=1000.0) for n in range(failures, 0, -1)]
+        health = MaterializationHealth()
+        assert decide_materialization("bytes", health, runs, 1000 + pause_s - 1, waiting=None).attempt is None
+        assert decide_materialization("bytes", health, runs, 1000 + pause_s + 1, waiting=None).attempt == failures + 1
 
 
 def test_after_a_success_the_driver_gets_time_to_adopt_it() -> None:
-    runs = [FoldRun("a", "succeeded", 0, 1, ended_s=1000.0)]
-    assert decide_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S - 1, waiting=None).attempt is None
-    assert decide_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S + 1, waiting=None).attempt == 1
+    runs = [MaterializationRun("a", "succeeded", 0, 1, ended_s=1000.0)]
+    assert (
+        decide_materialization("bytes", MaterializationHealth(1), runs, 1000 + PAUSE_S - 1, waiting=None).attempt
+        is None
+    )
+    assert (
+        decide_materialization("bytes", MaterializationHealth(1), runs, 1000 + PAUSE_S + 1, waiting=None).attempt == 1
+    )
 
 
 def test_runs_that_were_never_submitted_are_neither_failures_nor_in_the_way() -> None:
-    runs = [FoldRun("a", "abandoned", 0, 1), FoldRun("b", "failed", 0, 1), FoldRun("c", "succeeded")]
+    runs = [
+        MaterializationRun("a", "abandoned", 0, 1),
+        MaterializationRun("b", "failed", 0, 1),
+        MaterializationRun("c", "succeeded"),
+    ]
     assert failed_in_a_row(runs) == 1
-    assert decide_fold("bytes", FoldHealth(), runs, 1e9, waiting=None).attempt == 2
+    assert decide_materialization("bytes", MaterializationHealth(), runs, 1e9, waiting=None).attempt == 2
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
@@ -241,9 +250,9 @@ def test_a_killed_materialization_counts_as_failed_once_it_is_silent(
     for _ in range(3):
         begin(grown)
         clock.advance_s(PIN_LIVE_MS / 1000 + 1)
-    assert fold_health(grown.catalog, clock.now_ms()).failed_in_a_row == 3
+    assert materialization_health(grown.catalog, clock.now_ms()).failed_in_a_row == 3
     begin(grown)
-    health = fold_health(grown.catalog, clock.now_ms())
+    health = materialization_health(grown.catalog, clock.now_ms())
     assert (health.running, health.failed_in_a_row) == (True, 3)
     assert checks(world().tick(SENSOR)) == [False]
 
@@ -293,13 +302,13 @@ def test_the_cursor_is_small_versioned_json_and_another_starts_anew(
     here.tick(SENSOR)
     data = json.loads(here.cursors[SENSOR] or "")
     assert data["version"] == 1
-    assert read_fold_cursor(here.cursors[SENSOR])[0]["flights"].record_id == 1
+    assert read_materialization_cursor(here.cursors[SENSOR])[0]["flights"].record_id == 1
     for text in ("", "x", "[]", '{"version": 2, "jobs": {}}', '{"version": 1, "jobs": {"flights": [1]}}'):
-        assert read_fold_cursor(text) == ({}, "")
+        assert read_materialization_cursor(text) == ({}, "")
     trap = json.dumps({"version": 1, "jobs": {"gone": ["u", 1, 0]}})
     here.cursors[SENSOR] = trap
     here.tick(SENSOR)
-    assert set(read_fold_cursor(here.cursors[SENSOR])[0]) == {"flights"}
+    assert set(read_materialization_cursor(here.cursors[SENSOR])[0]) == {"flights"}
 
 
 # --- definitions ---------------------------------------------------------------------------------------------------

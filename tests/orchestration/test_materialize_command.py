@@ -26,8 +26,12 @@ from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.entry_point import load_entry_point
 from stillstate.orchestration.config.spec import load_spec, to_context, to_trigger
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.materialization.health import fold_numbers
-from stillstate.orchestration.show.materializations import FoldBar, FoldLines, fold_view
+from stillstate.orchestration.materialization.health import materialization_numbers
+from stillstate.orchestration.show.materializations import (
+    MaterializationBar,
+    MaterializationLines,
+    materialization_view,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +158,7 @@ def test_a_fold_by_dagster_has_its_numbers_as_metadata(config: Path, spark: Spar
 
 def test_the_bar_shows_how_far_it_is() -> None:
     out = io.StringIO()
-    bar = FoldBar(Console(file=out, force_terminal=True, width=100), "flights")
+    bar = MaterializationBar(Console(file=out, force_terminal=True, width=100), "flights")
     bar.show(0, 8)
     bar.show(3, 8)
     bar.close()
@@ -164,7 +168,7 @@ def test_the_bar_shows_how_far_it_is() -> None:
 
 def test_a_log_file_gets_the_first_and_the_last_line_and_few_between(clock: FakeClock) -> None:
     out = io.StringIO()
-    lines = FoldLines(Console(file=out, width=100), "flights", clock)
+    lines = MaterializationLines(Console(file=out, width=100), "flights", clock)
     for done in range(9):
         lines.show(done, 8)
         clock.advance_s(0.3)
@@ -177,7 +181,7 @@ def test_a_log_file_gets_the_first_and_the_last_line_and_few_between(clock: Fake
 
 
 def test_json_keeps_stdout_for_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    view = fold_view("flights", as_json=True)
+    view = materialization_view("flights", as_json=True)
     view.show(1, 2)
     view.close()
     seen = capsys.readouterr()
@@ -186,14 +190,16 @@ def test_json_keeps_stdout_for_the_result(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_bar_is_for_terminals_only() -> None:
-    assert isinstance(fold_view("x", console=Console(file=io.StringIO(), force_terminal=True)), FoldBar)
-    assert isinstance(fold_view("x", console=Console(file=io.StringIO())), FoldLines)
+    assert isinstance(
+        materialization_view("x", console=Console(file=io.StringIO(), force_terminal=True)), MaterializationBar
+    )
+    assert isinstance(materialization_view("x", console=Console(file=io.StringIO())), MaterializationLines)
 
 
 def test_write_amplification_is_bytes_written_for_each_byte_folded() -> None:
     result = MaterializationResult("minor", written_bytes=300, log_bytes_folded=200)
-    assert fold_numbers(result, 7)["write_amplification"] == 1.5
-    assert fold_numbers(MaterializationResult("none"), 7)["write_amplification"] == 0.0
+    assert materialization_numbers(result, 7)["write_amplification"] == 1.5
+    assert materialization_numbers(MaterializationResult("none"), 7)["write_amplification"] == 0.0
 
 
 def test_a_job_that_never_ran_is_known_before_spark_starts(

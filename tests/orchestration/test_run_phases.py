@@ -10,7 +10,7 @@ import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from stillstate import orchestration
-from stillstate.orchestration.materialization.plan import FoldRun, failed_in_a_row
+from stillstate.orchestration.materialization.plan import MaterializationRun, failed_in_a_row
 from stillstate.orchestration.run_phases import ENDED, PHASES, UNDER_WAY, RunPhase
 
 
@@ -40,4 +40,9 @@ def test_statuses_are_translated_in_one_place_only() -> None:
 
 
 def test_a_fold_that_a_person_ended_is_no_failure() -> None:
-    assert failed_in_a_row([FoldRun("a", "failed"), FoldRun("b", "canceled"), FoldRun("c", "failed")]) == 1
+    assert (
+        failed_in_a_row(
+            [MaterializationRun("a", "failed"), MaterializationRun("b", "canceled"), MaterializationRun("c", "failed")]
+        )
+        == 1
+    )

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from state_runtime.snapshot.savepoint_record import SavepointRecord
 from stillstate import orchestration
-from stillstate.orchestration.show.materializations import fold_view
+from stillstate.orchestration.show.materializations import materialization_view
 from stillstate.orchestration.show.progress import Pace, bytes_bar, count_bar, form_of
 from stillstate.orchestration.show.runs import progress_view
 from stillstate.orchestration.show.savepoints import SavepointBar, SavepointJson, SavepointSilence, savepoint_view
@@ -112,9 +112,12 @@ def test_a_savepoint_is_shown_to_people_and_programs_and_not_to_log_files(
 def test_every_topic_chooses_by_the_same_rule() -> None:
     terminal, file = Console(file=io.StringIO(), force_terminal=True), Console(file=io.StringIO())
     made = {}
-    for topic, view in (("run", progress_view), ("fold", fold_view)):
+    for topic, view in (("run", progress_view), ("fold", materialization_view)):
         for where, as_json in ((terminal, False), (file, False), (terminal, True)):
             chosen = view("flights", console=where, as_json=as_json)
             chosen.close()
             made.setdefault(topic, []).append(type(chosen).__name__)
-    assert made == {"run": ["LiveLine", "PlainLines", "JsonLines"], "fold": ["FoldBar", "FoldLines", "FoldJson"]}
+    assert made == {
+        "run": ["LiveLine", "PlainLines", "JsonLines"],
+        "fold": ["MaterializationBar", "MaterializationLines", "MaterializationJson"],
+    }

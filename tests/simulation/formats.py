@@ -18,7 +18,7 @@ from state_runtime.changelog.parts import PartEntry, sha256
 from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import SegmentIndex, build_segment
 from state_runtime.changelog.writer import source_log_changes
-from state_runtime.materialize import FoldSizes, Record, materialize
+from state_runtime.materialize import MaterializationSizes, Record, materialize
 from state_runtime.materialize.records import Pin, view_of
 from state_runtime.materialize.run import Reached
 from state_runtime.materialize.write_tables import table_name
@@ -144,7 +144,7 @@ class RealFormat:
     """Arrow segments, Parquet tables, the real fold and the real reader; two shards."""
 
     SHARDS = 2
-    SIZES = FoldSizes(table_bytes=1_500, small_bytes=0)
+    SIZES = MaterializationSizes(table_bytes=1_500, small_bytes=0)
 
     def epoch(
         self, root: Store, last: Manifest, changes: Changes, *, uid: str, term: int, ids: Ids, direct: bool

@@ -9,13 +9,13 @@ from typing import cast
 
 from state_runtime import JobSettings, build_session
 from state_runtime.base.errors import StillstateError
-from state_runtime.base.settings import FoldMode, MaterializationSettings
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.base.settings import MaterializationMode, MaterializationSettings
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.materialize.spark_job import materialize_job
 
 
 def main() -> int:
-    root, mode = Path(sys.argv[1]), cast(FoldMode, sys.argv[2])
+    root, mode = Path(sys.argv[1]), cast(MaterializationMode, sys.argv[2])
     os.environ["STILLSTATE_DRIVER_PID"] = str(os.getpid())
     spark = build_session("fold", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
     try:
@@ -26,7 +26,7 @@ def main() -> int:
             "steps",
             mode=mode,
             settings=JobSettings(materialization=MaterializationSettings(ratio=0.3)),
-            sizes=FoldSizes(table_bytes=2_000, small_bytes=0),
+            sizes=MaterializationSizes(table_bytes=2_000, small_bytes=0),
         )
     except StillstateError as error:
         print(f"{type(error).__name__}: {error}", flush=True)

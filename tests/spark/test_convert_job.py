@@ -15,7 +15,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.convert import compare as comparing
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.convert.spark_job import in_tasks
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.locate import open_place
 from state_runtime.snapshot.manifest import SnapshotFormat
@@ -26,7 +26,7 @@ from .jobs import assert_equals_batch, two_step_job, write_input
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
-SMALL = FoldSizes(table_bytes=2_000, small_bytes=0, unit_bytes=1)
+SMALL = MaterializationSizes(table_bytes=2_000, small_bytes=0, unit_bytes=1)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from state_runtime import Progress, StreamingJob
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import FOLD_KILL_POINTS
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.settings import FoldMode, JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationMode
 from state_runtime.materialize import Record, background, materialize
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
 from state_runtime.materialize.spark_job import materialize_job
@@ -36,7 +36,7 @@ from state_runtime.store import open_store
 from ..conftest import ROOT
 from .jobs import assert_equals_batch, two_step_job, write_input
 
-SMALL = FoldSizes(table_bytes=2_000, small_bytes=0)
+SMALL = MaterializationSizes(table_bytes=2_000, small_bytes=0)
 
 
 def run(spark: SparkSession, job: StreamingJob) -> None:
@@ -49,7 +49,9 @@ def newest(root: Path) -> Manifest:
     return manifest
 
 
-def fold(spark: SparkSession, root: Path, mode: FoldMode = "auto", **options: object) -> MaterializationResult:
+def fold(
+    spark: SparkSession, root: Path, mode: MaterializationMode = "auto", **options: object
+) -> MaterializationResult:
     return materialize_job(spark, str(root / "store"), None, "steps", mode=mode, **options)  # type: ignore[arg-type]
 
 
@@ -104,7 +106,7 @@ def test_each_run_goes_on_from_another_materialization_at_another_parallelism(
     """ChangelogRecoveryITCase.testMaterialization and PeriodicMaterializationRescale: every restore finds other tables than the one
     before, under 2, 4 and 3 shards, always from the primary store; minor and major."""
     seen: list[set[str]] = []
-    modes: tuple[FoldMode, ...] = ("auto", "minor", "major")
+    modes: tuple[MaterializationMode, ...] = ("auto", "minor", "major")
     for number, (parallelism, mode) in enumerate(zip((2, 4, 3), modes, strict=True)):
         write_input(tmp_path / "in", 2 * number, 2)
         run(spark, two_step_job(tmp_path, parallelism=parallelism, materialize=False))

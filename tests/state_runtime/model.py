@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from state_runtime.base.errors import CorruptData
-from state_runtime.base.settings import FoldMode
+from state_runtime.base.settings import MaterializationMode
 from state_runtime.materialize import Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
@@ -304,14 +304,14 @@ def after(all_epochs: list[Changes]) -> dict[Key, Value]:
 _FOLD_IDS = CountingIds(prefix=77)
 
 
-def recorded(root: Store, manifest: Manifest, mode: FoldMode = "auto", **options: Any) -> Record:
+def recorded(root: Store, manifest: Manifest, mode: MaterializationMode = "auto", **options: Any) -> Record:
     """Materialize a snapshot whose manifest may not be in the store yet."""
     if not root.exists(manifest_path(manifest.snapshot_id)):
         root.put(manifest_path(manifest.snapshot_id), manifest.encode())
     return materialize(root, manifest, mode, **{"clock": FakeClock(), "ids": _FOLD_IDS, **options})
 
 
-def folded(root: Store, manifest: Manifest, mode: FoldMode = "auto", **options: Any) -> Manifest:
+def folded(root: Store, manifest: Manifest, mode: MaterializationMode = "auto", **options: Any) -> Manifest:
     """The manifest after a materialization that its driver adopted."""
     return apply(manifest, recorded(root, manifest, mode, **options))
 

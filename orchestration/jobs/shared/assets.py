@@ -12,17 +12,17 @@ from stillstate.assets.upkeep import applied_spec, planned_spec, savepoints_spec
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, PlanConfig, apply_plan, check_plan, plan_stream, safe_spec
 from stillstate.orchestration.jobs.driver import tag_run, typed_failures
-from stillstate.orchestration.jobs.materialize import FoldConfig, fold_stream
+from stillstate.orchestration.jobs.materialize import MaterializeConfig, materialization_of_stream
 from stillstate.orchestration.jobs.savepoints import SavepointConfig, savepoint_stream
 from stillstate.orchestration.jobs.shared.stream import chosen
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 
-__all__ = ["build_deletions", "build_folds", "build_savepoints"]
+__all__ = ["build_deletions", "build_materializations", "build_savepoints"]
 
 Made = Iterator[dg.MaterializeResult[None]]
 
 
-class FoldStreamConfig(FoldConfig):
+class MaterializeStreamConfig(MaterializeConfig):
     """Which stream, and how to fold.
 
     Attributes:
@@ -54,7 +54,7 @@ class DeleteConfig(PlanConfig):
     digest: str = ""
 
 
-def build_folds(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
+def build_materializations(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
     """Build the state tables of all streams."""
     names = {mount.materialized(job.name): job.name for job in jobs}
 
@@ -64,10 +64,10 @@ def build_folds(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
         can_subset=True,
         required_resource_keys={mount.resource, mount.spark},
     )
-    def materialized_states(context: dg.AssetExecutionContext, config: FoldStreamConfig) -> Made:
+    def materialized_states(context: dg.AssetExecutionContext, config: MaterializeStreamConfig) -> Made:
         name = _stream(context, config.stream, names)
         tag_run(context, MATERIALIZE_TAG, mount.tag(name))
-        yield from fold_stream(context, mount, name, config.mode)
+        yield from materialization_of_stream(context, mount, name, config.mode)
 
     return materialized_states
 

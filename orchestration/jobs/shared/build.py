@@ -11,8 +11,8 @@ from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.schedules import Period, cron_of, is_due
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, DELETION_TEXTS, safe_spec
-from stillstate.orchestration.jobs.materialize import fold_tags
-from stillstate.orchestration.jobs.shared.assets import build_deletions, build_folds, build_savepoints
+from stillstate.orchestration.jobs.materialize import materialization_tags
+from stillstate.orchestration.jobs.shared.assets import build_deletions, build_materializations, build_savepoints
 from stillstate.orchestration.jobs.shared.checks import build_drills, build_look_checks, build_verifications
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 from stillstate.orchestration.jobs.upkeep import upkeep_tags
@@ -24,7 +24,7 @@ __all__ = ["SharedJobs", "build_shared_jobs"]
 class SharedJobs:
     """The Dagster objects for all streams."""
 
-    fold_op: str
+    materialize_op: str
     fold: Any  # an asset job is resolved by `Definitions`; Dagster does not export the class
     upkeep: Sequence[Any]
     assets: Sequence[dg.AssetsDefinition]
@@ -58,11 +58,11 @@ class _Work:
 
 def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
     """Build the shared jobs; a run of each is about one stream, and takes that stream's slot among runs."""
-    folds, savepoints = build_folds(mount, jobs), build_savepoints(mount, jobs)
+    folds, savepoints = build_materializations(mount, jobs), build_savepoints(mount, jobs)
     retained, garbage = build_deletions(mount, jobs, "retention"), build_deletions(mount, jobs, "gc")
     intact, restorable = build_verifications(mount, jobs), build_drills(mount, jobs)
     works = [
-        _fold_work(mount, folds),
+        _materialize_work(mount, folds),
         _savepoint_work(mount, savepoints),
         _deletion_work(mount, retained, "retention"),
         _deletion_work(mount, garbage, "gc"),
@@ -72,7 +72,7 @@ def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
     made = {work.action: _job(mount, work, jobs) for work in works}
     fold = made.pop("materialize")
     return SharedJobs(
-        fold_op=folds.op.name,
+        materialize_op=folds.op.name,
         fold=fold,
         upkeep=list(made.values()),
         assets=[folds, savepoints, retained, garbage],
@@ -81,14 +81,14 @@ def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
     )
 
 
-def _fold_work(mount: Mount, folds: dg.AssetsDefinition) -> _Work:
+def _materialize_work(mount: Mount, folds: dg.AssetsDefinition) -> _Work:
     return _Work(
         action="materialize",
         node=folds.op.name,
         selection=dg.AssetSelection.assets(folds).without_checks(),
         description="Fold the changelog of a stream into state tables, in a separate Spark job.",
         tag=MATERIALIZE_TAG,
-        tags=fold_tags,
+        tags=materialization_tags,
         timeout_s=lambda job: job.materialization.timeout_s,
         targets=lambda name: [mount.materialized(name)],
         times=[("", lambda job: job.materialization.schedule or "off", "night", {})],

@@ -10,7 +10,7 @@ from stillstate.orchestration.jobs.alive_check import alive_of_stream, alive_spe
 from stillstate.orchestration.jobs.checks import check_specs, check_stream
 from stillstate.orchestration.jobs.driver import tag_run, typed_failures
 from stillstate.orchestration.jobs.matches_check import matches_of_stream, matches_spec
-from stillstate.orchestration.jobs.materialize import folds_of_stream, folds_spec
+from stillstate.orchestration.jobs.materialize import materializations_of_stream, materializations_spec
 from stillstate.orchestration.jobs.shared.stream import chosen
 from stillstate.orchestration.jobs.tags import UPKEEP_TAG
 from stillstate.orchestration.jobs.verification import LEVEL, drill_stream, intact_spec, restorable_spec, verify_stream
@@ -26,7 +26,7 @@ def build_look_checks(mount: Mount, jobs: Sequence[JobSpec]) -> list[dg.AssetChe
     return [
         _looked_at(mount, jobs, ("driver", "alive"), alive_spec, alive_of_stream),
         _looked_at(mount, jobs, ("matches", "configuration"), matches_spec, matches_of_stream),
-        _looked_at(mount, jobs, ("materializations", "succeed"), folds_spec, folds_of_stream),
+        _looked_at(mount, jobs, ("materializations", "succeed"), materializations_spec, materializations_of_stream),
         *_limits(mount, jobs),
     ]
 

@@ -42,7 +42,7 @@ from state_runtime.base.limits import MIB, SMALL_JSON_BYTES_MAX
 from state_runtime.base.settings import JobSettings
 from state_runtime.maintenance.convert.compare import compare_here
 from state_runtime.maintenance.copy.objects import Copier, CopyProgress, create_manifest, needed_objects
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.materialize.records import Pin, Record, apply, view_of
 from state_runtime.materialize.run import FoldUnits, Reached, fold_here, fold_snapshot
 from state_runtime.materialize.source_logs import fold_source_logs
@@ -178,7 +178,7 @@ def convert(
     fold: FoldUnits | None = None,
     on_progress: Callable[[Phase, int, int], None] | None = None,
     holder: str = "convert",
-    sizes: FoldSizes | None = None,
+    sizes: MaterializationSizes | None = None,
     threads: int = 16,
 ) -> ConversionResult:
     """Convert a snapshot to another format, in a separate folder. Atomic; repeat it after any error or crash.
@@ -235,7 +235,7 @@ def convert(
             actor=actor,
             compare=compare,
             fold=fold,
-            sizes=sizes or FoldSizes(),
+            sizes=sizes or MaterializationSizes(),
             threads=threads,
             beat=kept.beat,
         )
@@ -285,7 +285,7 @@ def write_converted(
         actor=Actor(clock, ids),
         compare=compare,
         fold=fold,
-        sizes=FoldSizes(),
+        sizes=MaterializationSizes(),
         threads=16,
         beat=lambda: None,
         independent=independent,
@@ -369,7 +369,7 @@ class _Conversion:
     actor: Actor
     compare: CompareStates
     fold: FoldUnits | None
-    sizes: FoldSizes
+    sizes: MaterializationSizes
     threads: int
     beat: Callable[[], object]
     independent: bool = False

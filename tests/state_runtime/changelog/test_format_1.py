@@ -27,7 +27,7 @@ from model import (
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
-from state_runtime.base.settings import FoldMode
+from state_runtime.base.settings import MaterializationMode
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot import document
@@ -80,7 +80,7 @@ def test_the_state_of_format_1_is_read_folded_and_queried(store: str) -> None:
     (entry,) = reconcile(manifest, [NOW], snapshot_id=4)
     for by in (OPERATOR, entry):
         assert rows_of(read_states(catalog.root, manifest, by, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED
-    modes: tuple[FoldMode, ...] = ("minor", "major")
+    modes: tuple[MaterializationMode, ...] = ("minor", "major")
     for mode in modes:
         tables = folded(catalog.root, manifest, mode)
         assert rows_of(read_states(catalog.root, tables, entry, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED

@@ -21,7 +21,7 @@ from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.maintenance.convert.compare import compare_here, ranges_of_states
 from state_runtime.maintenance.convert.snapshot import ConversionResult, convert, is_of_format, rewrite_of
 from state_runtime.maintenance.copy.objects import copy_snapshot
-from state_runtime.materialize import FoldSizes, apply
+from state_runtime.materialize import MaterializationSizes, apply
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.reading.references import references
 from state_runtime.snapshot import kept_pin
@@ -47,7 +47,7 @@ from tests.job_settings import job_settings
 from tests.stored import read_source_log, write_segment
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
-SMALL = FoldSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)
+SMALL = MaterializationSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)
 
 
 class Killed(BaseException):

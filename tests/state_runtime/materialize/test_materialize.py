@@ -36,15 +36,15 @@ from model import (
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, InvalidData, MissingSnapshot, Unavailable
 from state_runtime.base.limits import GIB, MANIFEST_BYTES_MAX, MIB
-from state_runtime.base.settings import FoldMode, JobSettings, MaterializationSettings
+from state_runtime.base.settings import JobSettings, MaterializationMode, MaterializationSettings
 from state_runtime.changelog import reader, source_log
 from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes
-from state_runtime.materialize import FoldSizes, apply, due, materialize, source_logs
+from state_runtime.materialize import MaterializationSizes, apply, due, materialize, source_logs
 from state_runtime.materialize import write_tables as fold
 from state_runtime.materialize.grid import grid, threshold
-from state_runtime.materialize.plan import FoldPlan
+from state_runtime.materialize.plan import MaterializationPlan
 from state_runtime.materialize.records import fits, holds, open_pins, record_ids
 from state_runtime.materialize.run import Heart, fold_here
 from state_runtime.materialize.write_tables import TablesContext, WrittenTables
@@ -65,9 +65,11 @@ from tests.stored import read_source_log, read_states, write_segment
 
 SIZES = st.sampled_from(
     [
-        FoldSizes(),
-        FoldSizes(table_bytes=1, small_bytes=0, unit_bytes=1, cells_max=8, deltas_max=2, unfolded_bytes=1),
-        FoldSizes(table_bytes=3_000, small_bytes=0, unit_bytes=10_000, cells_max=256, deltas_max=3, sampled_rows=2),
+        MaterializationSizes(),
+        MaterializationSizes(table_bytes=1, small_bytes=0, unit_bytes=1, cells_max=8, deltas_max=2, unfolded_bytes=1),
+        MaterializationSizes(
+            table_bytes=3_000, small_bytes=0, unit_bytes=10_000, cells_max=256, deltas_max=3, sampled_rows=2
+        ),
     ]
 )
 MODES = st.sampled_from(["none", "auto", "auto", "minor", "major"])
@@ -99,7 +101,7 @@ def check_grid(manifest: Manifest) -> None:
 @given(st.lists(st.tuples(epochs.map(lambda e: e[0]), MODES), min_size=1, max_size=12), hash_functions, SIZES, RATIOS)
 @examples(60)
 def test_any_sequence_of_folds_keeps_the_dictionary(
-    steps: list[tuple[Changes, str]], hash_of: HashOf, sizes: FoldSizes, ratio: float
+    steps: list[tuple[Changes, str]], hash_of: HashOf, sizes: MaterializationSizes, ratio: float
 ) -> None:
     """Deltas keep tombstones over the base; the base has none. Whatever cells and units are."""
     writer = StateWriter(hash_of=hash_of, parallelism=3)
@@ -110,7 +112,7 @@ def test_any_sequence_of_folds_keeps_the_dictionary(
         done.append(changed)
         if mode == "none":
             continue
-        how: FoldMode = "auto" if mode == "auto" else "minor" if mode == "minor" else "major"
+        how: MaterializationMode = "auto" if mode == "auto" else "minor" if mode == "minor" else "major"
         writer.manifest = folded(writer.root, writer.manifest, how, settings=settings, sizes=sizes)
         assert writer.manifest.segments == ()
         assert state_of(writer.root, writer.manifest) == after(done)
@@ -125,10 +127,10 @@ def test_any_sequence_of_folds_keeps_the_dictionary(
         assert state_of(writer.root, writer.manifest, low, high) == expected
 
 
-def quarters(writer: StateWriter) -> FoldSizes:
+def quarters(writer: StateWriter) -> MaterializationSizes:
     """Sizes that give the writer's state a few cells."""
     writer.epoch({(str(n), 0.0): (n, "x" * 20) for n in range(400)})
-    sizes = FoldSizes(table_bytes=writer.manifest.log_bytes // 4, small_bytes=0)
+    sizes = MaterializationSizes(table_bytes=writer.manifest.log_bytes // 4, small_bytes=0)
     writer.manifest = folded(writer.root, writer.manifest, "major", sizes=sizes)
     assert len(writer.manifest.layers[0].tables) >= 3
     return sizes
@@ -172,7 +174,7 @@ def test_few_changes_of_a_cell_become_a_delta_and_many_a_new_base() -> None:
 @pytest.mark.parametrize("sampled_rows", [10_000, 200], ids=["all of it", "some of it"])
 def test_a_base_is_due_by_what_folding_leaves_of_a_log(sampled_rows: int) -> None:
     """Rows that changed again and again are one row of a delta, however long the log of them is."""
-    sizes = FoldSizes(small_bytes=0, sampled_rows=sampled_rows)
+    sizes = MaterializationSizes(small_bytes=0, sampled_rows=sampled_rows)
     writer = StateWriter(parallelism=2)
     writer.epoch({(str(n), 0.0): (n, "x" * 20) for n in range(2_000)})
     writer.manifest = folded(writer.root, writer.manifest, sizes=sizes)
@@ -260,7 +262,7 @@ def test_a_fold_that_slept_for_half_a_day_records_nothing(hours: int) -> None:
     manifest = writer.epoch({ALL_KEYS[0]: (1, "a")})
     writer.root.put(manifest_path(manifest.snapshot_id), manifest.encode())
 
-    def sleepy(plan: FoldPlan, context: TablesContext, heart: Heart) -> WrittenTables:
+    def sleepy(plan: MaterializationPlan, context: TablesContext, heart: Heart) -> WrittenTables:
         folded = fold_here(writer.root, writer.ids)(plan, context, heart)
         clock.advance_s(hours * 3600)
         return folded
@@ -449,7 +451,7 @@ def split(level: int) -> Iterator[tuple[int, int]]:
 
 
 def test_the_grid_grows_and_shrinks_with_the_state() -> None:
-    sizes = FoldSizes(table_bytes=100)
+    sizes = MaterializationSizes(table_bytes=100)
     assert grid([], [], [], sizes) == ([(0, HASH_MAX)], set())
     cells, forced = grid([stored(0, HASH_MAX, 201)], [], [], sizes)
     assert cells == list(split(2))
@@ -459,7 +461,7 @@ def test_the_grid_grows_and_shrinks_with_the_state() -> None:
     shrunk = [stored(low, high, 6) for low, high in split(2)]
     assert grid(shrunk, [], [], sizes) == ([(0, HASH_MAX)], {(0, HASH_MAX)})
     # Beyond the most cells the tables get larger instead.
-    cells, _ = grid([stored(0, HASH_MAX, 1_000_000)], [], [], FoldSizes(table_bytes=100, cells_max=16))
+    cells, _ = grid([stored(0, HASH_MAX, 1_000_000)], [], [], MaterializationSizes(table_bytes=100, cells_max=16))
     assert len(cells) <= 32
 
 
@@ -470,7 +472,7 @@ def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
 ) -> None:
     """Whatever is set: no cell of more than 512 MiB, which a fold can hold, unless the user asks for up to 1 GiB; and
     a manifest can name all tables, with as many deltas above each as folds leave there."""
-    sizes = FoldSizes.of(settings.materialization)
+    sizes = MaterializationSizes.of(settings.materialization)
     cells, _ = grid([stored(0, HASH_MAX, state_bytes)], [], [], sizes)
     assert state_bytes / len(cells) <= max(sizes.table_bytes, settings.materialization.cell_bytes_max, 256 * MIB)
     tables = len(cells) * (1 + sizes.bounded(len(cells)).deltas_max)
@@ -485,13 +487,13 @@ def test_the_settings_say_how_many_cells_there_are() -> None:
                 [stored(0, HASH_MAX, 8 * GIB)],
                 [],
                 [],
-                FoldSizes.of(MaterializationSettings(cells_max=n)),
+                MaterializationSizes.of(MaterializationSettings(cells_max=n)),
             )[0]
         )
         for n in (8, 64, 256)
     ]
     assert counts == [32, 64, 256]  # 8: the tables would pass `cell_bytes_max`
-    sizes = [FoldSizes.of(MaterializationSettings(cells_max=8, cell_bytes_max=n * MIB)) for n in (64, 1024)]
+    sizes = [MaterializationSizes.of(MaterializationSettings(cells_max=8, cell_bytes_max=n * MIB)) for n in (64, 1024)]
     assert [len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], size)[0]) for size in sizes] == [128, 8]
 
 
@@ -516,7 +518,7 @@ def test_any_grid_covers_all_hashes_once_and_keeps_the_cells_that_need_no_change
             else:
                 leaves.append((low, high))
         bases = [stored(low, high, rng.randrange(1, 300)) for low, high in leaves if rng.random() < 0.8]
-        cells, forced = grid(bases, [], [], FoldSizes(table_bytes=rng.choice([10, 100, 1000])))
+        cells, forced = grid(bases, [], [], MaterializationSizes(table_bytes=rng.choice([10, 100, 1000])))
         note = f"STILLSTATE_TEST_SEED={seed}"
         assert cells[0][0] == 0, note
         assert cells[-1][1] == HASH_MAX, note
@@ -538,7 +540,7 @@ def test_thresholds_are_spread_around_the_ratio() -> None:
 # --- what it costs -----------------------------------------------------------------------------------------------
 
 
-def steady(rng: random.Random, keys: int, per_epoch: int, epochs_run: int, settings: JobSettings, sizes: FoldSizes) -> tuple[float, float]:  # fmt: skip
+def steady(rng: random.Random, keys: int, per_epoch: int, epochs_run: int, settings: JobSettings, sizes: MaterializationSizes) -> tuple[float, float]:  # fmt: skip
     """Random updates of a full value state; average space ÷ live bytes, and bytes written ÷ bytes of log.
 
     The triggers work on this small state as they do on a large one: the floor of bytes is off.
@@ -565,7 +567,9 @@ def test_space_and_write_amplification_at_the_default_ratio_stay_within_their_bo
     """Space on average at most 1.3 x live bytes, log included; writing at most 2 + (1 + r) / r bytes for a byte of log."""
     settings = job_settings(JobSettings(), materialize_min_bytes=1)
     ratio = settings.materialization.ratio
-    space, written = steady(random.Random(1), 20_000, 200, 120, settings, FoldSizes(table_bytes=60_000, small_bytes=0))
+    space, written = steady(
+        random.Random(1), 20_000, 200, 120, settings, MaterializationSizes(table_bytes=60_000, small_bytes=0)
+    )
     print(f"space {space:.3f} x live, write amplification {written:.2f}")
     assert 1.0 < space <= 1.3
     assert written <= 2 + (1 + ratio) / ratio

@@ -16,7 +16,7 @@ from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, DictStore, F
 
 from state_runtime.base.errors import CorruptData, MissingSnapshot
 from state_runtime.base.settings import JobSettings, MaterializationSettings
-from state_runtime.materialize import FoldSizes, Protected, Record, apply, fits, log, materialize, protected
+from state_runtime.materialize import MaterializationSizes, Protected, Record, apply, fits, log, materialize, protected
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import holds, open_pins
 from state_runtime.snapshot.manifest import Manifest
@@ -26,7 +26,7 @@ from tests.stored import read_states
 pytestmark = pytest.mark.usefixtures("one_reader")
 KEPT = 2  # snapshots
 SEEDS = 4
-SIZES = FoldSizes(table_bytes=1_500, small_bytes=0)
+SIZES = MaterializationSizes(table_bytes=1_500, small_bytes=0)
 
 
 @pytest.fixture

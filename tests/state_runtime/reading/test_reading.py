@@ -38,7 +38,7 @@ from test_state_layouts_stored import Log, entry_of_shape, real, steps
 from state_runtime import reading
 from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.grid import MaterializationSizes
 from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.fingerprint import Fingerprint, fingerprint
 from state_runtime.reading.reader import SnapshotReader, hash_ranges
@@ -277,7 +277,7 @@ def test_of_a_large_state_one_table_at_a_time_is_open() -> None:
     writer = StateWriter(parallelism=4)
     writer.epoch(dict.fromkeys(ALL_KEYS, (1, "one")))
     manifest = described(writer.manifest, COUNT)
-    sizes = FoldSizes(table_bytes=200, cells_max=64, small_bytes=0)
+    sizes = MaterializationSizes(table_bytes=200, cells_max=64, small_bytes=0)
     manifest = folded(writer.root, manifest, "major", sizes=sizes)
     tables = [t.path for t in manifest.layers[0].tables]
     assert len(tables) >= 8
