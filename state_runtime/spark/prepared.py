@@ -93,7 +93,7 @@ class PreparedFrames:
         if is_adaptive(frame.sparkSession):
             # Spark would run the exchange to plan it.
             return self._public.shared(frame)
-        partitions = int(execution_of(frame).toRdd().getNumPartitions())
+        partitions = max(1, int(execution_of(frame).toRdd().getNumPartitions()))  # 0 if Spark knows of no row
         numbered = self.select(frame, ("*", f"spark_partition_id() AS {_PARTITION}"))
         exchanged = self.numbered(numbered, partitions, _PARTITION)
         rows = _like(frame, self._own_plans.of(exchanged))

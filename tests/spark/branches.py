@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import Counter
@@ -40,6 +41,8 @@ def write_input(inbox: Path, files: int = FILES, first: int = 0, rows: int = ROW
         )
         temporary = inbox / f".{number}"
         pq.write_table(table, temporary)
+        # Spark takes files in the order of their times.
+        os.utime(temporary, ns=((BEGIN_S + number) * 1_000_000_000,) * 2)
         temporary.rename(inbox / f"{number:03}.parquet")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -115,11 +116,40 @@ def test_each_step_gives_the_rows_of_pysparks_public_one(spark: SparkSession, wa
         where = placed.selectExpr("part", "spark_partition_id() AS at").collect()
         assert {(r.part, r.at) for r in where} == {(n, n) for n in range(4)}
         made = frames.map_in_arrow(placed, (Doubled(plus), output), ("odd name", "part", "s"), 0)
-        frames.run(made)
+        frames.run([made])
         assert list(seen(made)) == [99, None, 100]
         assert rows_of(made) == sorted(((2 * n + plus,) for n in range(100)), key=repr)
         kept = frames.kept("numbers", lambda: spark.range(3).toDF("n"))
         assert rows_of(rows.selectExpr("part AS n").unionByName(kept).where("n = 2")) == [(2,)] * 26
+
+
+@pytest.mark.parametrize("ways", [PublicFrames, PreparedFrames])
+def test_shared_rows_are_made_once_in_their_places_for_all_their_readers(
+    spark: SparkSession, tmp_path: Path, ways: Callable[..., Frames]
+) -> None:
+    """Whatever the readers make of them: other columns, other rows; and also if Spark knows that there is no row."""
+    frames = ways(spark) if ways is PreparedFrames else ways()
+
+    def noted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            (tmp_path / os.urandom(8).hex()).touch()
+            yield batch
+
+    made = frames.map_in_arrow(spark.range(0, 90, 1, 3), (noted, T.StructType.fromDDL("id long")), ("id",), 0)
+    _, shared = frames.shared(made)
+    few = shared.where("id < 10").selectExpr(
+        "id", "spark_partition_id() AS at", "monotonically_increasing_id() AS place"
+    )
+    frames.run([few, shared.selectExpr("CAST(id AS STRING) AS text"), shared.where("id % 2 = 0")])
+    assert len(list(tmp_path.iterdir())) == 3, "a task for each partition, each of one batch"
+    _, shared = frames.shared(spark.range(0, 90, 1, 3).toDF("id"))
+    places = shared.selectExpr("id", "monotonically_increasing_id() AS place")
+    frames.run([shared])
+    assert rows_of(places) == sorted(
+        (((n // 30) * 30 + n % 30, ((n // 30) << 33) + n % 30) for n in range(90)), key=repr
+    )
+    _, none = frames.shared(spark.range(0, 90, 1, 3).where("false").toDF("id"))
+    frames.run([none, none.where("id > 3")])
 
 
 def test_a_large_function_and_a_broadcast_in_one_arrive(spark: SparkSession) -> None:

@@ -210,5 +210,5 @@ def test_what_the_plan_within_observes_is_told_after_the_action(spark: SparkSess
     watched, seen = frames.observe(spark.range(0, 100, 1, 2).toDF("id"), ("max(id)", "min(id)"))
     watched = frames.select(watched, ("id", "true AS one"))
     made = frames.aggregate(watched, "one", ("id",), ("count(1) AS n",), ("id", "n"))
-    frames.run(made)
+    frames.run([made])
     assert seen(watched) == [99, 0]

@@ -398,7 +398,7 @@ def test_a_batch_without_rows_has_no_event_time(spark: SparkSession, way: str) -
     full = batch_of(spark.range(0, 10, 1, 2).toDF("n"))
     for _ in range(2):
         watched, seen = frames.observe(full, ("max(n)",))
-        frames.run(watched)
+        frames.run([watched])
         if frames.learns(SHAPE):
             frames.learn(SHAPE, full, [watched])
     assert EpochPlan(lambda: None, (at,), partial(seen, watched)).event_time_ms() == {"n": 9}
@@ -409,7 +409,7 @@ def test_a_batch_without_rows_has_no_event_time(spark: SparkSession, way: str) -
         done = EpochPlan(plan.run, (at,), plan.seen)
     else:
         watched, seen = frames.observe(empty, ("max(n)",))
-        done = EpochPlan(partial(frames.run, watched), (at,), partial(seen, watched))
+        done = EpochPlan(partial(frames.run, [watched]), (at,), partial(seen, watched))
     done.run()
     assert done.event_time_ms() == {"n": None}
     assert EpochPlan(done.run, (at,), tuple).event_time_ms() == {"n": None}, "nothing was observed"
