@@ -111,7 +111,7 @@ def frames_to_batches(
     layouts: dict[Any, list[pd.DataFrame]] = {}
     for frame in frames:
         if not isinstance(frame, pd.DataFrame):
-            raise InvalidData(f"{where}: handleInputRows yielded a {type(frame).__name__}; yield pandas data frames")
+            raise InvalidData(f"{where}: the processor yielded a {type(frame).__name__}; yield pandas data frames")
         if len(frame.index):
             layouts.setdefault(_layout(frame), []).append(frame)
     for same in layouts.values():

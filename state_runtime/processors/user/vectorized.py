@@ -343,8 +343,9 @@ class VectorizedOperator(WokenWhenDue):
             at = part.schema.get_all_field_indices(field.name)
             if len(at) != 1:
                 raise InvalidData(
-                    f"{where}: column {field.name!r} is declared, and process() gave it {'twice' if at else 'not'}: it "
-                    f"gave {', '.join(part.schema.names)}. Give every declared column once"
+                    f"{where}: column {field.name!r} is declared, and the processor gave it "
+                    f"{'twice' if at else 'not'}: it gave {', '.join(part.schema.names)}. Give every declared column "
+                    "once"
                 )
             columns.append(fit_column(part.column(at[0]), field, lambda: where))
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)

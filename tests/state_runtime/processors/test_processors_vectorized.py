@@ -417,7 +417,7 @@ def test_output_is_matched_by_name_and_cut_into_batches(function: Any, rows_per_
 @pytest.mark.parametrize(
     ("give", "message"),
     [
-        (lambda b: pa.table({"n": [1]}), "column 'name' is declared, and process.* gave it not"),
+        (lambda b: pa.table({"n": [1]}), "column 'name' is declared, and the processor gave it not"),
         (lambda b: pa.table([["a"], [1], [1]], names=["name", "n", "n"]), "'n' is declared, .* gave it twice"),
         (lambda b: pa.table({"name": ["a"], "n": ["s3cr3t"]}), "'n' is declared as int64 but holds string"),
         (lambda b: pa.table({"name": ["a"], "n": [1.5]}), "'n' is declared as int64 but holds double"),
