@@ -62,7 +62,8 @@ class SourceReads:
 
     def frame_of(self, node: int, schema: T.StructType) -> DataFrame:
         """Return a frame without rows, of a node's schema, for the transform that reads the node."""
-        return self._frames.get(node) or self._spark.createDataFrame([], schema)
+        known = self._frames.get(node)
+        return known if known is not None else self._spark.createDataFrame([], schema)
 
     def through(self, node: int, inputs: Sequence[int], made: DataFrame, *, looked: bool) -> None:
         """Record the frame of a node that a stateless step made of `frame_of` of its inputs.
