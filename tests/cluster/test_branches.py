@@ -1,0 +1,40 @@
+"""Branches where each shard has its executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..spark.branches import ROWS, write_input
+
+FILES = 8
+
+pytestmark = pytest.mark.cluster
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_rows_that_executors_share_are_made_once_and_shards_stay_where_they_are(
+    own_spark_home: Path, tmp_path: Path
+) -> None:
+    """The output is a batch query's, on two executors; what is shared crosses between them, the state does not."""
+    write_input(tmp_path / "in", files=FILES)
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(own_spark_home),
+        "SPARK_SCALA_VERSION": "2.13",
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *map(str, sys.path)]),
+    }
+    command = [sys.executable, "-m", "tests.cluster.branches", str(tmp_path), "local-cluster[2,1,1024]"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [epoch["rows"] for epoch in told if epoch["rows"]] == [ROWS] * FILES
+    # The first epochs may come before both executors are up.
+    assert [epoch["moved"] for epoch in told[-4:]] == [0] * 4
