@@ -110,7 +110,7 @@ def test_all_mistakes_are_reported_at_once_each_with_line_and_key(write_config: 
         ("3: defaults.parallelism: ", "valid integer"),
         ("5: jobs.flights.entry_point: ", "required"),
         ("6: jobs.flights.entry_pont: ", "did you mean `entry_point`"),
-        ("8: jobs.flights.store: ", "already stands in line 7"),
+        ("8: jobs.flights.store: ", "is already in line 7"),
         ("9: jobs.flights.trigger: ", "available_now"),
         ("10: jobs.flights.launcher.kind: ", "'local'"),
         ("10: jobs.flights.launcher.stop_timeout_s: ", "greater than 0"),

@@ -66,6 +66,15 @@ def test_a_terminal_gets_one_line_that_is_rewritten() -> None:
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+@pytest.fixture
+def with_a_terminal() -> Iterator[None]:
+    """`nohup` has SIGHUP ignored, also in tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_and_what_comes_with_it_ask_and_a_later_one_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch

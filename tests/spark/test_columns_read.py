@@ -213,9 +213,9 @@ def test_a_job_scans_and_shuffles_only_what_it_reads(
     plans: list[str] = []
     run = PreparedFrames.run
 
-    def running(self: PreparedFrames, frame: Any) -> None:
-        run(self, frame)
-        plans.append(str(frame._jdf.queryExecution().executedPlan().toString()))
+    def running(self: PreparedFrames, frames: Any) -> None:
+        run(self, frames)
+        plans.extend(str(frame._jdf.queryExecution().executedPlan().toString()) for frame in frames)
 
     monkeypatch.setattr(PreparedFrames, "run", running)
     source = tmp_path / "in"
