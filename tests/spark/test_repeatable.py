@@ -44,8 +44,8 @@ def test_a_transform_that_is_not_repeatable_is_warned_of_once(
 
     rows = spark.createDataFrame([], "k string")
     with caplog.at_level(logging.WARNING):
-        _transformed(rows, TransformStep(drawn))
-        _transformed(rows, TransformStep(lambda frame: frame.filter("k > ''")))
+        _transformed([rows], TransformStep(drawn))
+        _transformed([rows], TransformStep(lambda frame: frame.filter("k > ''")))
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("state_runtime")]
     assert said.startswith("transform(drawn) gives other rows when Spark repeats a task or an epoch: column 'draw'.")
 
@@ -75,6 +75,6 @@ def test_a_job_that_sorts_an_epoch_is_warned(spark: SparkSession, caplog: pytest
         return frame.orderBy(F.desc("k")).limit(10)
 
     with caplog.at_level(logging.WARNING):
-        _transformed(spark.createDataFrame([], "k string"), TransformStep(newest_ten))
+        _transformed([spark.createDataFrame([], "k string")], TransformStep(newest_ten))
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("state_runtime")]
     assert said.startswith("transform(newest_ten) uses limit, orderBy, which sees the rows of one epoch at a time")

@@ -227,7 +227,7 @@ def of(frame: DataFrame) -> Graph:
 
 def both_watermarks(opened: OpenedSource, policy: Literal["min", "max"]) -> tuple[list[int], list[int]]:
     """Of each batch of a source: ours, and what Spark says of the same batch."""
-    pipeline, ours = CompiledPipeline((), watermarks=opened.watermarks), []
+    pipeline, ours = CompiledPipeline((), watermarks=opened.watermarks, graph=of(opened.frame)), []
     time: TimeEntry | None = None
 
     def epoch(batch: DataFrame, number: int) -> None:
