@@ -46,9 +46,11 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MIB
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings, MaterializationSettings, RetentionSettings
+from state_runtime.maintenance import marks
 from state_runtime.maintenance.gc import background as collection
 from state_runtime.maintenance.gc import survey
 from state_runtime.maintenance.gc.collect import plan_gc
+from state_runtime.maintenance.retention import background
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.materialize import records
 from state_runtime.reading.snapshot import open_snapshot_for_reading
@@ -203,9 +205,13 @@ def say(line: dict[str, Any]) -> None:
 def drive(folder: Path, epochs: int, every: int) -> None:
     """The driver's process, from its start to its end."""
     collection.FIRST_AFTER_S = collection.EVERY_S = COLLECTION_EVERY_S
-    # Records of folds are kept for days, and a driver remembers them: here there are as many in minutes.
-    for module in (records, survey):
-        module.RECORD_KEPT_MS = RECORDS_KEPT_MS
+    # Records of folds are kept for days, and a driver remembers them: here there are as many in minutes. And an hour by
+    # which clocks may differ is a third of a soak.
+    for module, name, value in (
+        *((module, "RECORD_KEPT_MS", RECORDS_KEPT_MS) for module in (records, survey)),
+        *((module, "CLOCK_SKEW_MS", 0) for module in (marks, survey, background)),
+    ):
+        setattr(module, name, value)
     collection.plan_gc = partial(plan_gc, min_age_s=COLLECTION_FLOOR_S, unsafe_min_age=True)  # type: ignore[assignment]
 
     def rows(spark: SparkSession) -> DataFrame:
