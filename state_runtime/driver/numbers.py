@@ -29,8 +29,8 @@ def of_epoch(
     """Sum the work of an epoch's tasks; the driver adds the times and the sizes of segments.
 
     Args:
-        first_stages: the stages that get rows which no other stage has seen. Branches of a source get the same rows, or
-            fewer, so the stage with the most rows tells how many came.
+        first_stages: the stages that get only rows which no other stage has seen. Branches of a source get the same
+            rows, or fewer, so the stage with the most rows tells how many came.
     """
     rows: dict[int, int] = {}
     for a in acknowledged:

@@ -97,7 +97,7 @@ def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
     stages = context.pipeline.stages
     of_operators = {name for stage in stages if stage.operator is not None for name in stage.sinks}
     is_near = all(isinstance(context.sinks[name].store(), LocalStore) for name in of_operators)
-    first = [stages[number] for number in context.pipeline.first_stages]
+    first = [stages[number] for number in context.pipeline.stages_with_new_rows]
     begins_with_operator = bool(first) and all(stage.operator is not None for stage in first)
     is_one_process = not has_executors and context.settings.changelog == "on" and context.parallelism <= SHARDS_MAX
     return is_one_process and is_near and begins_with_operator

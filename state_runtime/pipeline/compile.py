@@ -3,7 +3,7 @@ starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -167,12 +167,20 @@ class CompiledPipeline:
 
     @property
     def first_stages(self) -> frozenset[int]:
-        """Numbers of the stages that read rows which no other stage has read."""
+        """Numbers of the stages that read only rows which no other stage has read."""
+        return self._stages_of_new_rows(all)
+
+    @property
+    def stages_with_new_rows(self) -> frozenset[int]:
+        """Numbers of the stages that also read rows which no other stage has read, as behind a union."""
+        return self._stages_of_new_rows(any)
+
+    def _stages_of_new_rows(self, are_new: Callable[[Iterable[bool]], bool]) -> frozenset[int]:
         numbers = {stage.node: number for number, stage in enumerate(self.stages)}
-        new: set[int] = set()  # nodes whose rows no stage has seen
+        new: set[int] = set()  # nodes whose rows no stage has read
         found: set[int] = set()
         for index, node in enumerate(self.graph.nodes):
-            if isinstance(node, SinkNode) or not (not node.inputs or any(edge.node in new for edge in node.inputs)):
+            if isinstance(node, SinkNode) or (node.inputs and not are_new(edge.node in new for edge in node.inputs)):
                 continue
             if index in numbers:
                 found.add(numbers[index])

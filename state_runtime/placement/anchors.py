@@ -75,8 +75,10 @@ class AnchoredPlan:
         """
         parallelism = len(self.seat_of_shard)
         seats = ",".join(map(str, self.seat_of_shard))
-        # A constant array after planning: a look-up per row, also with 32,768 shards.
-        seat = f"element_at(CAST(split('{seats}', ',') AS ARRAY<INT>), {shard} + 1) AS {_SEAT}"
+        # A constant array after planning: a look-up per row, also with 32,768 shards. Of an operator without keys the
+        # shard is a constant too; Spark would put it into the join's condition, and then join by a broadcast.
+        at = f"{shard} + 1 + (spark_partition_id() & 0)"
+        seat = f"element_at(CAST(split('{seats}', ',') AS ARRAY<INT>), {at}) AS {_SEAT}"
         placed = batch.selectExpr("*", seat).repartitionById(parallelism, col(_SEAT))
         # A left join: no row of the batch can get lost, even if seats are missing.
         joined = placed.join(self.frame.hint("shuffle_hash"), col(_SEAT) == col(_HELD), "left")

@@ -18,8 +18,11 @@ pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_rows_that_executors_share_are_those_of_a_batch_query(own_spark_home: Path, tmp_path: Path) -> None:
-    """On two executors: shared rows cross between them."""
+def test_rows_that_executors_share_are_made_once_and_shards_stay_where_they_are(
+    own_spark_home: Path, tmp_path: Path
+) -> None:
+    """The output is a batch query's, on two executors; shared rows cross between them, state does not: of operators without keys neither,
+    whose one shard is a constant that Spark would plan another way."""
     write_input(tmp_path / "in", files=FILES)
     environment = {
         **os.environ,
@@ -34,3 +37,5 @@ def test_rows_that_executors_share_are_those_of_a_batch_query(own_spark_home: Pa
     assert done.returncode == 0, done.stderr[-4_000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [epoch["rows"] for epoch in told if epoch["rows"]] == [ROWS] * FILES
+    assert sum(epoch["moved"] for epoch in told) == 0
+    assert "shuffle_hash) is not supported" not in done.stdout + done.stderr

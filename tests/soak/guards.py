@@ -394,6 +394,13 @@ GUARDS: tuple[Guard, ...] = (
         f"{_TIME}test_the_stores_clock_confirms_a_jump_or_contradicts_it",
     ),
     Guard(
+        "clock-answer-that-took-long",
+        "state_runtime/base/trusted_clock.py",
+        "if (self._clock.monotonic_s() - asked_s) * 1000 <= CLOCK_JUMP_MS / 2:",
+        "if True:",
+        f"{_TIME}test_an_answer_that_took_long_neither_confirms_a_jump_nor_contradicts_it",
+    ),
+    Guard(
         "shared-rows",
         "state_runtime/driver/epoch_plan.py",
         "        elif readers > 1:\n",

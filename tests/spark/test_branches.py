@@ -58,9 +58,23 @@ def test_an_epoch_with_branches_is_one_job_and_its_rows_are_counted_once(spark: 
         rows.append(progress.input_rows)
 
     diamond(tmp_path).run(spark, trigger=ONCE, on_progress=seen)
-    assert jobs[1:6] == [1] * 5
-    assert rows[:6] == [ROWS] * 6
+    assert len(jobs) > 6
+    assert set(jobs[1:]) == {1}
+    assert [count for count in rows if count] == [ROWS] * 6
     check_diamond(spark, tmp_path, is_ended=False)
+
+
+def test_rows_that_meet_what_became_of_them_are_counted_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A step behind a union of the source and of an operator of it gets them twice; what came is what the source gave."""
+    write_input(tmp_path / "in", files=3)
+    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"))
+    job = StreamingJob("meeting", store=str(tmp_path / "store"), settings=settings)
+    rows = job.read(lambda session: read(session, tmp_path))
+    once = rows.key_by("id").deduplicate(uid="once")
+    once.union(rows).key_by("id").aggregate(uid="n", n=aggregates.count()).write(ParquetSink(str(tmp_path / "out")))
+    seen: list[int] = []
+    job.run(spark, trigger=ONCE, on_progress=lambda progress: seen.append(progress.input_rows))
+    assert [count for count in seen if count] == [ROWS] * 3
 
 
 @pytest.mark.parametrize("mode", ["aligned", "unaligned"])
@@ -156,19 +170,23 @@ def test_shuffle_files_that_are_lost_in_the_middle_of_an_epoch_cost_no_row_and_d
 
     def losing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """In the first task that gets here, once: shuffle files of the epoch are gone."""
-        if not list(lost.iterdir()):
-            folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
-            gone = [p for folder in folders for p in Path(folder).rglob("shuffle_*") if p.suffix in (".data", ".index")]
-            for path in gone:
-                path.unlink(missing_ok=True)
-            (lost / str(len(gone))).touch()
+        try:
+            (lost / "begun").touch(exist_ok=False)  # of two tasks at once the first
+        except FileExistsError:
+            yield from batches
+            return
+        folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
+        gone = [p for folder in folders for p in Path(folder).rglob("shuffle_*") if p.suffix in (".data", ".index")]
+        for path in gone:
+            path.unlink(missing_ok=True)
+        (lost / str(len(gone))).touch()
         yield from batches
 
     def between(frame: DataFrame) -> DataFrame:
         return frame.mapInArrow(losing, frame.schema)  # type: ignore[arg-type]
 
     diamond(tmp_path, between=between).run(spark, trigger=ONCE)
-    assert [int(path.name) > 0 for path in lost.iterdir()] == [True]
+    assert [int(path.name) > 0 for path in lost.iterdir() if path.name != "begun"] == [True]
     check_diamond(spark, tmp_path, is_ended=False)
 
 

@@ -149,6 +149,23 @@ def test_a_store_that_takes_long_to_tell_the_time_holds_up_no_other_thread() -> 
     assert abs(other_ms - machine.right_ms) < 10
 
 
+def test_an_answer_that_took_long_neither_confirms_a_jump_nor_contradicts_it() -> None:
+    """The clock fell back by just as long as the store took to answer: what it said is what the wrong clock says now."""
+    machine, long_s = Machine(), CLOCK_JUMP_MS / 1000 + 100
+
+    def witness_ms() -> int:
+        told_ms = machine.right_ms
+        if machine.wrong_ms:
+            machine.passed_s += long_s
+        return told_ms
+
+    clock = TrustedClock(machine, witness_ms)
+    machine.wrong_ms = -int(long_s * 1000)
+    for _ in range(3):
+        assert abs(clock.now_ms() - machine.right_ms) < 10
+        machine.passed_s += 1
+
+
 def test_a_store_on_another_machine_tells_the_time_and_leaves_nothing(tmp_path: Path) -> None:
     """What lies on this machine has its clock, and is no witness against it."""
     fs = FakeFs()

@@ -108,13 +108,13 @@ def context(tmp_path: Any, **changed: Any) -> Any:
         "changelog": "on",
         "parallelism": SHARDS_MAX,
         "stages": STAGES,
-        "first_stages": {0},
+        "stages_with_new_rows": {0},
         "store": open_store(str(tmp_path)),
         **changed,
     }
     near, far = SimpleNamespace(store=lambda: values["store"]), SimpleNamespace(store=object)
     return SimpleNamespace(
-        pipeline=SimpleNamespace(stages=values["stages"], first_stages=values["first_stages"]),
+        pipeline=SimpleNamespace(stages=values["stages"], stages_with_new_rows=values["stages_with_new_rows"]),
         settings=SimpleNamespace(changelog=values["changelog"]),
         parallelism=values["parallelism"],
         sinks={"out": near, "far": far},
@@ -128,8 +128,8 @@ def context(tmp_path: Any, **changed: Any) -> Any:
         ({"parallelism": SHARDS_MAX + 1}, False),
         ({"store": object()}, False),
         ({"stages": STAGES[::-1]}, False),
-        ({"first_stages": {0, 1}}, False),
-        ({"stages": (), "first_stages": ()}, False),
+        ({"stages_with_new_rows": {0, 1}}, False),
+        ({"stages": (), "stages_with_new_rows": ()}, False),
         ({}, True),
     ],
     ids=[
