@@ -388,24 +388,18 @@ def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep) ->
         result = step.function(*given)
     except StillstateError:
         raise
-    except AnalysisException as error:
-        if isinstance(step, UnionStep):
-            raise InvalidPipeline(f"{step.where}: {str(error).splitlines()[0]}") from error
-        raise _raised_in(step, error) from error
     except Exception as error:
-        raise _raised_in(step, error) from error
+        if isinstance(step, UnionStep) and isinstance(error, AnalysisException):
+            raise InvalidPipeline(f"{step.where}: {str(error).splitlines()[0]}") from error
+        raise UserCodeError(
+            f"{step.where} raised {raised_by_user(error)}. It was called with an empty frame of its input schema"
+        ) from error
     if not isinstance(result, DataFrame):
         raise InvalidPipeline(f"{step.where} must return a DataFrame")
     warn_if_unrepeatable(result, step.where)
     if isinstance(step, TransformStep):
         warn_if_cut_by_epochs(given[0], result, step.where)
     return result
-
-
-def _raised_in(step: TransformStep | UnionStep, error: Exception) -> UserCodeError:
-    return UserCodeError(
-        f"{step.where} raised {raised_by_user(error)}. It was called with an empty frame of its input schema"
-    )
 
 
 def _check_updates(step: OperatorStep, updates: str) -> str:

@@ -24,7 +24,17 @@ from pyspark.sql.functions import expr
 
 from state_runtime.spark.frames import Frames, Planned, PublicFrames, Seen, StageFunction
 from state_runtime.spark.internals import INTERNALS, Internal, private, private_of
-from state_runtime.spark.jvm import classes, execution_of, is_adaptive, items, java_frame, java_session, object_of
+from state_runtime.spark.jvm import (
+    analyzed,
+    classes,
+    execution_of,
+    is_adaptive,
+    items,
+    java_frame,
+    java_session,
+    kind_of,
+    object_of,
+)
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans, function_name
 from state_runtime.spark.sql import quoted
 
@@ -100,7 +110,9 @@ class PreparedFrames:
         return (exchanged,), self.select(rows, tuple(map(quoted, frame.columns)))
 
     def partitions(self, batch: DataFrame) -> int:
-        return int(execution_of(batch).toRdd().getNumPartitions())
+        given = analyzed(batch)
+        # Of other batches no plan is kept (spark/rebound.py); to ask for their rows would be to plan them.
+        return int(given.rdd().getNumPartitions()) if kind_of(given) == "LogicalRDD" else 0
 
     def run(self, frames: Sequence[DataFrame]) -> None:
         first, *others = (execution_of(frame).toRdd() for frame in frames)
