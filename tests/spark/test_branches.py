@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates
 from state_runtime.base.errors import InvalidPipeline
@@ -23,6 +25,7 @@ from .branches import ROWS, SCHEMA, Flaky, Slow, check_diamond, diamond, found, 
 
 pytestmark = pytest.mark.spark
 
+ROOT = Path(__file__).parents[2]
 ONCE = {"available_now": True}
 
 
@@ -160,34 +163,12 @@ def test_branches_run_where_spark_may_change_plans(spark: SparkSession, tmp_path
     check_diamond(spark, tmp_path, is_ended=False)
 
 
-def test_shuffle_files_that_are_lost_in_the_middle_of_an_epoch_cost_no_row_and_double_none(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_shuffle_files_that_are_lost_in_the_middle_of_an_epoch_cost_no_row_and_double_none(tmp_path: Path) -> None:
     """A host of Spark's that went away: what others had read by then is made again, state and all, for who had not."""
     write_input(tmp_path / "in", files=3)
-    lost = tmp_path / "lost"
-    lost.mkdir()
-
-    def losing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In the first task that gets here, once: shuffle files of the epoch are gone."""
-        try:
-            (lost / "begun").touch(exist_ok=False)  # of two tasks at once the first
-        except FileExistsError:
-            yield from batches
-            return
-        folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
-        gone = [p for folder in folders for p in Path(folder).rglob("shuffle_*") if p.suffix in (".data", ".index")]
-        for path in gone:
-            path.unlink(missing_ok=True)
-        (lost / str(len(gone))).touch()
-        yield from batches
-
-    def between(frame: DataFrame) -> DataFrame:
-        return frame.mapInArrow(losing, frame.schema)  # type: ignore[arg-type]
-
-    diamond(tmp_path, between=between).run(spark, trigger=ONCE)
-    assert [int(path.name) > 0 for path in lost.iterdir() if path.name != "begun"] == [True]
-    check_diamond(spark, tmp_path, is_ended=False)
+    command = [sys.executable, "-m", "tests.spark.lost_shuffle_files", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_rows_wait_at_a_slow_operator_above_branches_over_runs_of_any_parallelism(
