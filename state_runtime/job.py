@@ -130,11 +130,32 @@ class StreamingJob:
         """
         return Catalog(self._store, self.name, self._clock).job_info().uid
 
-    def read(self, source: Source) -> Stream:
-        """Begin the pipeline with any Spark stream: a streaming DataFrame, or a function that makes one."""
-        if self._pipeline.graph.nodes:
-            raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
-        return Stream(self._pipeline, self._pipeline.add(SourceNode("", source)))
+    def read(self, source: Source, *, name: str = "", idle_after: str | None = None, was: str | None = None) -> Stream:
+        """Begin a pipeline with any Spark stream: a streaming DataFrame, or a function that makes one.
+
+        A job may read several sources, each by a read() with a name; `Stream.union` brings them together. An operator's
+        watermark is the lowest of the sources that its rows come from.
+
+        Args:
+            name: of the source. Its position in snapshots belongs to it, so sources may be added, removed and written
+                in another order between two starts. The only source of a job needs none.
+            idle_after: a duration, such as "10 minutes". If no row of the source came for so long, it holds no
+                watermark back until one comes, which may be late then. By default a source without rows holds it back
+                for ever.
+            was: the name of the source in snapshots until now, if it gets another one; "" if it had none.
+
+        Example:
+            orders = job.read(read_orders, name="orders")
+            refunds = job.read(read_refunds, name="refunds", idle_after="10 minutes")
+            orders.union(refunds).key_by("customer").aggregate(uid="balance", total=aggregates.sum("amount"))
+        """
+        if name:
+            check_uid(name, "source name")
+        idle_after_us = parse_duration_us(idle_after) if idle_after is not None else None
+        if idle_after_us is not None and idle_after_us < 1000:
+            raise InvalidPipeline(f"idle_after={idle_after!r} must be at least a millisecond")
+        node = SourceNode(name, source, was=was, idle_after_ms=None if idle_after_us is None else idle_after_us // 1000)
+        return Stream(self._pipeline, self._pipeline.add(node))
 
     def plan(self) -> JobPlan:
         """Return the job as written so far, as a value of which a run, a bootstrap and an import are made.

@@ -24,9 +24,11 @@ def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonO
     """Show the steps of a job's pipeline: what reads what.
 
     The job's code is imported and its pipeline built, as a start would do it; no row is read, and neither Spark nor
-    Java is started. Each operator is held against the newest snapshot: "kept" has state there, "new" starts without.
+    Java is started. Each operator is held against the newest snapshot: "kept" has state there, "new" starts without;
+    of a source with a name the same is said of its position.
     """
     from state_runtime.base.errors import JobNotFound
+    from state_runtime.pipeline.graph import SourceNode
     from stillstate.orchestration.running.run import build_job
     from stillstate.orchestration.show.pipeline import explained, pipeline_json, pipeline_table, pipeline_text
 
@@ -39,13 +41,16 @@ def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonO
         newest = None
     stored = [operator.uid for operator in newest.operators] if newest is not None else []
     snapshot_id = newest.snapshot_id if newest is not None else None
-    steps = explained(graph, stored)
-    dropped = sorted(set(stored) - {step.name for step in steps if step.state})
+    positions = newest.source.names if newest is not None and newest.source is not None else ()
+    steps = explained(graph, stored, positions)
+    dropped = sorted(set(stored) - {step.name for step in steps if step.state and step.kind != "source"})
+    read = {name for node in graph.nodes if isinstance(node, SourceNode) for name in (node.name, node.was)}
+    sources = sorted(set(positions) - read)
     if as_json:
-        print_json(pipeline_json(found.name, steps, snapshot_id, dropped))
+        print_json(pipeline_json(found.name, steps, snapshot_id, dropped, sources))
         return
     console().print(pipeline_table(found.name, steps, snapshot_id))
-    if text := pipeline_text(dropped, snapshot_id):
+    if text := pipeline_text(dropped, sources, snapshot_id):
         print(text)
 
 

@@ -28,7 +28,8 @@ class ExplainedStep:
         reads: numbers of the steps whose rows it gets.
         keys: key columns; of a join those of both inputs.
         writes: names of the sinks that get its rows.
-        state: of an operator "kept" if the newest snapshot has state of it, else "new".
+        state: of an operator "kept" if the newest snapshot has state of it, else "new"; the same of the position of a
+            source with a name.
         line: of the job's code.
     """
 
@@ -42,11 +43,12 @@ class ExplainedStep:
     line: str
 
 
-def explained(graph: Graph, stored: Collection[str]) -> list[ExplainedStep]:
+def explained(graph: Graph, stored: Collection[str], positions: Collection[str] = ()) -> list[ExplainedStep]:
     """Return the steps in their order, without sinks.
 
     Args:
         stored: uids of the operators that the newest snapshot has state of.
+        positions: names of the sources that it has the position of.
     """
     numbers = {index: n for n, index in enumerate((i for i, n in enumerate(graph.nodes) if not _is_sink(n)), 1)}
     return [
@@ -57,7 +59,7 @@ def explained(graph: Graph, stored: Collection[str]) -> list[ExplainedStep]:
             reads=tuple(numbers[edge.node] for edge in node.inputs),
             keys=tuple(port.keys for port in node.ports) if isinstance(node, OperatorNode) else (),
             writes=tuple(sink.name for sink in graph.sinks(index)),
-            state=("kept" if node.uid in stored else "new") if isinstance(node, OperatorNode) else "",
+            state=_state(node, stored, positions),
             line=node.at,
         )
         for index, node in enumerate(graph.nodes)
@@ -65,9 +67,21 @@ def explained(graph: Graph, stored: Collection[str]) -> list[ExplainedStep]:
     ]
 
 
-def pipeline_json(job: str, steps: list[ExplainedStep], snapshot_id: int | None, dropped: list[str]) -> dict[str, Any]:
-    """Return the same as a document; `dropped` are operators of the snapshot that the pipeline does not have."""
-    return {"job": job, "snapshot": snapshot_id, "steps": [asdict(step) for step in steps], "dropped": dropped}
+def pipeline_json(
+    job: str, steps: list[ExplainedStep], snapshot_id: int | None, dropped: list[str], sources: list[str]
+) -> dict[str, Any]:
+    """Return the same as a document.
+
+    Args:
+        dropped, sources: operators and sources of the snapshot that the pipeline does not have.
+    """
+    return {
+        "job": job,
+        "snapshot": snapshot_id,
+        "steps": [asdict(step) for step in steps],
+        "dropped": dropped,
+        "dropped_sources": sources,
+    }
 
 
 def pipeline_table(job: str, steps: list[ExplainedStep], snapshot_id: int | None) -> Table:
@@ -89,15 +103,33 @@ def pipeline_table(job: str, steps: list[ExplainedStep], snapshot_id: int | None
     return table
 
 
-def pipeline_text(dropped: list[str], snapshot_id: int | None) -> str:
-    """What a start would say of operators that the pipeline does not have any more; empty if there are none."""
-    if not dropped:
+def pipeline_text(dropped: list[str], sources: list[str], snapshot_id: int | None) -> str:
+    """What a start would say of operators and sources that the pipeline does not have any more; empty if there are
+    none."""
+    parts = []
+    if dropped:
+        parts.append(f"state of {', '.join(map(repr, dropped))}")
+    if sources:
+        parts.append(f"the position of source {', '.join(map(repr, sources))}")
+    if not parts:
         return ""
-    names = ", ".join(map(repr, dropped))
     return (
-        f"Snapshot {snapshot_id} also has state of {names}, which the pipeline does not have: a start is refused "
-        "unless it is allowed to drop that state (--allow-dropped-state)."
+        f"Snapshot {snapshot_id} also has {' and '.join(parts)}, which the pipeline does not have: a start is refused "
+        "unless it is allowed to go on without (--allow-dropped-state)."
     )
+
+
+def _state(node: Node, stored: Collection[str], positions: Collection[str]) -> str:
+    if isinstance(node, OperatorNode):
+        return "kept" if node.uid in stored else "new"
+    if isinstance(node, SourceNode) and node.name and not _is_side(node):
+        return "kept" if {node.name, node.was} & set(positions) else "new"
+    return ""
+
+
+def _is_side(node: SourceNode) -> bool:
+    """Whether it is the right side of a join, whose position is the join's."""
+    return "." in node.name
 
 
 def _is_sink(node: Node) -> bool:

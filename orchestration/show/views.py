@@ -17,7 +17,7 @@ from rich.text import Text
 
 from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
-from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
+from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.probes.look import Look
 from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
@@ -392,7 +392,7 @@ def _facts(job: str, manifest: Manifest, shared: Shared) -> Table:
         ("batch time", "-" if manifest.time is None else time_text(manifest.time.batch_time_ms)),
         ("watermark", "-" if manifest.time is None else time_text(manifest.time.watermark_ms)),
         ("source position", "none yet" if source is None else f"after batch {source.batch_id}"),
-        ("offsets", "-" if source is None else _offsets(source.offsets)),
+        ("offsets", "-" if source is None else _offsets(source)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
         ("tables", f"{bytes_text(manifest.table_bytes)} in {len(manifest.layers)} layers"),
         *(
@@ -599,7 +599,10 @@ def _age(value: float | None) -> str:
     return "-" if value is None else duration_text(value)
 
 
-def _offsets(text: str) -> str:
-    """Return the sources' positions in Spark's offset log entry, one a line: they follow its version and settings."""
-    shown = "\n".join(text.splitlines()[2:])
+def _offsets(source: SourcePosition) -> str:
+    """Return the sources' positions, one a line, with their names if they have any. In Spark's offset log entry they
+    follow its version and settings."""
+    lines = source.offsets.splitlines()[2:]
+    named = [f"{name or '(no name)'}: {line}" for name, line in zip(source.names, lines, strict=False)]
+    shown = "\n".join(named or lines)
     return shown if len(shown) <= 1000 else f"{shown[:1000]} …"

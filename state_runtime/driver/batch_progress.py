@@ -19,7 +19,7 @@ from typing import Final
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, cut_by_shards
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.processors.operator import Operator
-from state_runtime.snapshot.manifest import InflightNumbers, OpenBatch, RowsLayout, SegmentEntry
+from state_runtime.snapshot.manifest import InflightNumbers, OpenBatch, RowsLayout, SegmentEntry, TimeEntry
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 
 __all__ = ["BatchProgress", "ShardRows"]
@@ -52,6 +52,7 @@ class BatchProgress:
 
     Attributes:
         late_watermark_ms: the watermark of the batch before.
+        late_clocks: the same of each operator that has another one.
         settled: uids of the operators that are done.
         begun_with: uid of the operator that has begun its due work; empty if no operator has.
         passes: the rows that are left, each range in one shard.
@@ -66,11 +67,16 @@ class BatchProgress:
     passes: tuple[InflightPass, ...] = ()
     segments: Mapping[str, SegmentEntry] = field(default_factory=dict)
     listed_in: str = ""
+    late_clocks: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
-    def begun(late_watermark_ms: int) -> BatchProgress:
-        """Return the progress of a batch that is about to be read."""
-        return BatchProgress(late_watermark_ms)
+    def begun(late: TimeEntry) -> BatchProgress:
+        """Return the progress of a batch that is about to be read.
+
+        Args:
+            late: the clocks of the batch before.
+        """
+        return BatchProgress(late.watermark_ms, late_clocks=late.clocks)
 
     @staticmethod
     def resumed(
@@ -94,6 +100,7 @@ class BatchProgress:
         settled = frozenset(o.uid for o in takewhile(lambda o: o.uid in before, operators))
         progress = BatchProgress(
             late_watermark_ms=batch.late_watermark_ms,
+            late_clocks=batch.late_clocks,
             settled=settled,
             passes=tuple(cut),
             segments={s.path: s for s in batch.segments},
@@ -107,6 +114,11 @@ class BatchProgress:
         return replace(progress, begun_with=batch.begun) if goes_on else progress
 
     # --- contents ------------------------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> TimeEntry:
+        """The clocks that decide which of its rows are late."""
+        return TimeEntry(0, self.late_watermark_ms, clocks=dict(self.late_clocks))
 
     def of_operator(self, uid: str) -> tuple[InflightPass, ...]:
         """Return the passes of an operator, oldest first."""
@@ -211,6 +223,7 @@ class BatchProgress:
             listing=self.listed_in if self.passes else "",
             segments=tuple(self.segments[path] for path in sorted(self.segments)) if self.passes else (),
             operators=tuple(numbers.values()),
+            late_clocks=dict(self.late_clocks),
         )
 
 

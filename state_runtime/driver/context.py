@@ -11,7 +11,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.pipeline.watermark import Policy
+from state_runtime.pipeline.watermark import Clocks, Policy
 from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.store import Store
 
@@ -48,6 +48,11 @@ class DriverContext:
     take_output: bool = False
     drop_inflight: bool = False
     on_trial: bool = False
+
+    @property
+    def clocks(self) -> Clocks:
+        """Return what moves the clocks of the operators."""
+        return self.pipeline.clocks(self.watermark_policy)
 
     def __repr__(self) -> str:
         return f"DriverContext({self.job_name!r})"

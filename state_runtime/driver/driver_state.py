@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
@@ -109,7 +109,7 @@ class DriverState:
                 # The first checkpoint stores all of the state as files, in any case.
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
-        interval = Interval(first_head(last, published), context.clock.monotonic_s())
+        interval = Interval(_awake(first_head(last, published)), context.clock.monotonic_s())
         if context.drop_inflight:
             return DriverState(interval, shards, files, None, _given_up(last))
         return DriverState(interval, shards, files, _open_batch(context, last))
@@ -218,6 +218,11 @@ def _open_batch(context: DriverContext, last: Manifest) -> BatchProgress | None:
         parallelism=context.parallelism,
         parallelism_before=last.parallelism,
     )
+
+
+def _awake(head: Manifest) -> Manifest:
+    """Return a head without the times at which sources had rows: no source was idle while no run could read it."""
+    return head if head.time is None else replace(head, time=replace(head.time, seen_ms={}))
 
 
 def _given_up(last: Manifest) -> int:

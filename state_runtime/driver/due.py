@@ -20,7 +20,7 @@ def is_anything_due(operators: Sequence[Operator], shards: ShardIndex, before: T
         before: the head's clock.
         time: the clock that the epoch would have.
     """
-    if any(o.time_domain == "event" for o in operators) and time.watermark_ms > before.watermark_ms:
+    if any(o.time_domain == "event" and time.watermark_of(o.uid) > before.watermark_of(o.uid) for o in operators):
         return True
     return any(_due_shards(o, shards, time) for o in operators if o.time_domain == "processing")
 
@@ -73,5 +73,6 @@ def fires_at(operators: Sequence[Operator], shards: ShardIndex, watermark_ms: in
 
 
 def _due_shards(operator: Operator, shards: ShardIndex, time: TimeEntry) -> list[int]:
-    now_ms = {"": None, "processing": time.batch_time_ms, "event": time.watermark_ms}[operator.time_domain]
+    watermark_ms = time.watermark_of(operator.uid)
+    now_ms = {"": None, "processing": time.batch_time_ms, "event": watermark_ms}[operator.time_domain]
     return [] if now_ms is None else shards.due(operator.uid, now_ms)

@@ -149,7 +149,7 @@ class SparkEngine:
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """Run one Spark action. Return the acknowledgements, the event times seen, and when (monotonic) the plan was
         ready."""
-        job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)
+        job: TaskJob = self._tasks.job(planned.acting, planned.late)
         pipeline = self._context.pipeline
         with self._tasks.of_action(job, planned.limits.budget, self._state.batch, in_one_task=in_one_task) as task:
             plan = plan_epoch(

@@ -25,7 +25,7 @@ from state_runtime.driver.shard_index import ShardIndex, ShardStep
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.inflight_fit import functions_of
 from state_runtime.pipeline.source_position import same_offsets
-from state_runtime.pipeline.watermark import END_OF_TIME_MS, advance, observed
+from state_runtime.pipeline.watermark import END_OF_TIME_MS, Clocks
 from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.manifest import Manifest, RowsLayout, SourcePosition, StagedOutput, TimeEntry
 from state_runtime.task.acknowledgement import Acknowledgement
@@ -99,6 +99,8 @@ class PlannedEpoch:
         time: its clock, as the next manifest will have it.
         clock: the clock that its tasks get; in an epoch that drains, all of it but the watermark (`acting`).
         acting: the clock that its tasks act by.
+        late: the clock that decides which rows are late.
+        clocks: what moves the clocks.
         batch: the batch that it is about, as it is before; None if no batch is open or read.
         goes_on: whether the batch was open before.
         wake: per operator uid the shards that are visited even if no row comes.
@@ -109,6 +111,8 @@ class PlannedEpoch:
     time: TimeEntry
     clock: EpochClock
     acting: TimeEntry
+    late: TimeEntry
+    clocks: Clocks
     batch: BatchProgress | None
     goes_on: bool
     wake: Mapping[str, Sequence[int]]
@@ -176,7 +180,8 @@ class EpochRun:
     @property
     def time(self) -> TimeEntry:
         """The epoch's clock, with the event times that were seen."""
-        return observed(self.planned.time, self.event_times) if self.planned.has_action else self.planned.time
+        planned = self.planned
+        return planned.clocks.observed(planned.time, self.event_times) if planned.has_action else planned.time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +205,7 @@ class TasksDone:
 
 def advanced(context: DriverContext, head: Manifest, batch_time_ms: int) -> TimeEntry:
     """Return the clock of the epoch that follows a head."""
-    return advance(head.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
+    return context.clocks.advanced(head.time, batch_time_ms)
 
 
 def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosition]) -> bool:
@@ -228,25 +233,27 @@ def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosi
 def planned(request: EpochRequest, before: Standing, context: DriverContext, limits_of: LimitsOf) -> PlannedEpoch:
     """Plan the requested epoch from the current driver state."""
     head, pipeline = before.interval.head, context.pipeline
-    late_ms = head.time.watermark_ms if head.time is not None else 0
+    known = late = head.time or TimeEntry(0)
     batch = before.batch
     if batch is not None:
         # Its processing time is now, its watermark the batch's.
-        known, late_ms = head.time or TimeEntry(0), batch.late_watermark_ms
+        late = batch.late
         time = replace(known, batch_time_ms=max(request.time_ms, known.batch_time_ms))
     else:
         time = advanced(context, head, request.time_ms)
-        batch = BatchProgress.begun(late_ms) if request.reads else None
+        batch = BatchProgress.begun(late) if request.reads else None
     limits = limits_of(batch)
     # The end of all input is not recorded as the watermark: a run that resumes from here has the watermark of its
     # input.
-    acting = replace(time, watermark_ms=END_OF_TIME_MS) if request.drains else time
+    acting = replace(time, watermark_ms=END_OF_TIME_MS, clocks={}) if request.drains else time
     stored = {o.uid for o in head.operators}
     return PlannedEpoch(
         request=request,
         time=time,
-        clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
+        clock=EpochClock(time.batch_time_ms, time.watermark_ms, late.watermark_ms, head.epoch + 1),
         acting=acting,
+        late=late,
+        clocks=context.clocks,
         batch=batch,
         goes_on=before.batch is not None,
         wake=woken(pipeline.operators, before.shards, acting, batch, limits.budget.does_due, context.parallelism),
@@ -322,7 +329,7 @@ def _batch_after(run: EpochRun, tasks: TasksDone, context: DriverContext, shards
         context.pipeline.operators,
         parallelism=context.parallelism,
         did_due=run.planned.limits.budget.does_due,
-        is_due=lambda uid: bool(shards.due(uid, run.time.watermark_ms)),
+        is_due=lambda uid: bool(shards.due(uid, run.time.watermark_of(uid))),
     )
 
 

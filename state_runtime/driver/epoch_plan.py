@@ -16,7 +16,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 
 from state_runtime.pipeline.compile import CompiledPipeline, Stage, runtime_columns
-from state_runtime.pipeline.graph import SegmentNode, SinkNode
+from state_runtime.pipeline.graph import SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.anchors import AnchoredPlan
@@ -91,7 +91,7 @@ def plan_epoch(
         in_one_task=in_one_task,
     )
     shape = asked.shape if is_batch and pipeline.plans_stay else None
-    if shape is not None and pipeline.graph.has_branches:
+    if shape is not None and pipeline.has_shared_rows:
         shape = (shape, made.partitions(frame))
     again = made.again(shape, frame, functions) if shape is not None else None
     watched = [column.node for column in pipeline.watermarks if column.node is not None]
@@ -163,11 +163,17 @@ def _planned(
     stages = {stage.node: (number, stage) for number, stage in enumerate(pipeline.stages)}
     frames: list[DataFrame] = []
     leaves: list[DataFrame] = []
+    if pipeline.united is not None:
+        # Else Spark would read each source once for each of them.
+        making, frame = made.shared(frame)
+        frames += making
     rows: dict[int, DataFrame] = {}
     for index, node in enumerate(pipeline.graph.nodes):
         if isinstance(node, SinkNode):
             continue  # it is in the stage of the node that it is attached to
         given = [rows[edge.node] for edge in node.inputs] or [frame]
+        if is_apart := isinstance(node, SourceNode) and pipeline.united is not None:
+            given = [pipeline.united.rows(frame, index)]
         last = node.code.function(*given) if isinstance(node, SegmentNode) else given[0]
         if index in stages:
             number, stage = stages[index]
@@ -176,7 +182,7 @@ def _planned(
         readers = len(pipeline.graph.readers(index))
         if readers == 0:
             leaves.append(last)
-        elif readers > 1:
+        elif readers > 1 and not is_apart:
             # Else each reader would have all that is above it run again.
             making, last = made.shared(last)
             frames += making

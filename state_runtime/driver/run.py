@@ -46,9 +46,10 @@ from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
 from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.odd_times import changed_zone
 from state_runtime.pipeline.plan import JobPlan
+from state_runtime.pipeline.source_names import SourceNumbers, source_numbers
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import (
-    OpenedSource,
+    OpenedSources,
     cleans_up,
     unrepeatable_source,
     unwatched,
@@ -157,8 +158,8 @@ class JobRun:
     ) -> RunResult:
         """See `StreamingJob.run`."""
         plan = self._plan
-        source = self._opened_source()
-        pipeline = plan.compiled(self._spark, source)
+        sources = self._opened_sources()
+        pipeline = plan.compiled(self._spark, sources)
         if not allowed.takeover:
             refuse_if_live(self._catalog, self._clock)
         fit = partial(
@@ -173,6 +174,7 @@ class JobRun:
             refuse_misfits(content, pipeline.operator_reads, drop=allowed.drop_inflight, job=plan.name)
             self._parallelism(content, info)
             _check_outputs(content, pipeline)
+            _source_numbers(sources, content, allowed)
             fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
 
         # Refused before anything is written; checked again with the snapshot that the run really resumes from.
@@ -208,11 +210,7 @@ class JobRun:
             process_space=process_space(),
             time_zone=time_zone,
         )
-        # By place, not by uid: a copy of the root may run on this host too, and each run removes its own old folders.
-        checkpoint = SparkCheckpoint(
-            scratch.folder / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}",
-            int(self._spark.conf.get(COMPACT_INTERVAL_CONF, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
-        )
+        checkpoint = self._spark_checkpoint(scratch, committer, _source_numbers(sources, committer.last, allowed))
         heartbeat.start()
         savepoints.start()
         state: RunState = "failed"
@@ -223,7 +221,7 @@ class JobRun:
             )
             heartbeat.watch(driver)
             with self._around_the_stream(scratch, parallelism):
-                frame = self._frame_read(source, pipeline)
+                frame = self._frame_read(sources, pipeline)
                 pieces = PieceBounds.of(self._spark.conf, hands_only_its_own=pipeline.hands_only_its_own)
                 result = self._stream(
                     frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints, pieces
@@ -249,6 +247,14 @@ class JobRun:
             if ending is not None:
                 ending.close(_CLAIM_TIMEOUT_S)
 
+    def _spark_checkpoint(self, scratch: Scratch, committer: Committer, numbers: SourceNumbers) -> SparkCheckpoint:
+        # By place, not by uid: a copy of the root may run on this host too, and each run removes its own old folders.
+        return SparkCheckpoint(
+            scratch.folder / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}",
+            int(self._spark.conf.get(COMPACT_INTERVAL_CONF, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
+            numbers,
+        )
+
     @contextmanager
     def _around_the_stream(self, scratch: Scratch, parallelism: int) -> Iterator[None]:
         """Apply session settings, explain errors about the scratch folder, and log Java's warnings in a thread."""
@@ -269,36 +275,40 @@ class JobRun:
             over.set()
             thread.join(_STOP_TIMEOUT_S)
 
-    def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
-        """Return the source's frame without unread columns, and without Spark watermarks that nothing waits for."""
-        frame = source.frame
-        if pipeline.source_reads is not None:
-            frame = without_unread(frame, pipeline.source_reads, str(self._spark.conf.get(CORRUPT_COLUMN_CONF)))
-        return unwatched(frame, source.watermarks)
+    def _frame_read(self, sources: OpenedSources, pipeline: CompiledPipeline) -> DataFrame:
+        """Return the streaming frame without unread columns, and without Spark watermarks that nothing waits for."""
+        corrupt = str(self._spark.conf.get(CORRUPT_COLUMN_CONF))
+        frames = [
+            source.frame if read is None else without_unread(source.frame, read, corrupt)
+            for source, read in zip(sources.inputs, pipeline.source_reads, strict=True)
+        ]
+        return unwatched(sources.stream(frames), sources.watermarks)
 
-    def _opened_source(self) -> OpenedSource:
-        """Return the source, if a job can be repeated on it.
+    def _opened_sources(self) -> OpenedSources:
+        """Return the sources, if a job can be repeated on them.
 
         Raises:
             InvalidConfiguration, InvalidPipeline: it removes or forgets data that a restart would have to read again.
         """
         plan = self._plan
         probe_internals(self._spark)
-        source = plan.opened_source(self._spark)
-        if has_intervals(plan.settings) and cleans_up(source.frame):
+        sources = plan.opened_sources(self._spark)
+        frames = [source.frame for source in sources.inputs]
+        if has_intervals(plan.settings) and any(map(cleans_up, frames)):
             raise InvalidConfiguration(
                 f"job {plan.name!r}: cleanSource removes input files as soon as an epoch is over, but with a "
                 "checkpoint interval they are needed until the checkpoint. Leave cleanSource off, or make a checkpoint "
                 "after each epoch"
             )
-        if name := unrepeatable_source(source.frame):
+        if name := next(filter(None, map(unrepeatable_source, frames)), ""):
             raise InvalidPipeline(
                 f"job {plan.name!r} reads a source of format {name!r}, which keeps nothing of what it has sent: after "
                 "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
             )
-        warn_of_patterns(source.frame, plan.name)
-        warn_of_files_passed_over(source.frame, plan.name)
-        return source
+        for frame in frames:
+            warn_of_patterns(frame, plan.name)
+            warn_of_files_passed_over(frame, plan.name)
+        return sources
 
     def _empty(self, info: JobInfo) -> Manifest:
         """Return the content of a job that has no snapshot yet."""
@@ -514,6 +524,12 @@ class JobRun:
             return not is_waiting and self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
 
         savepoints.wait(is_enough)
+
+
+def _source_numbers(sources: OpenedSources, content: Manifest | None, allowed: Allowed) -> SourceNumbers:
+    """Return the numbers of the sources, from the snapshot to go on from; raises the errors of `source_numbers`."""
+    position = content.source if content is not None else None
+    return source_numbers(sources.names, position, allow_dropped=allowed.dropped_state)
 
 
 def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None:

@@ -54,12 +54,12 @@ class StageTasks:
         self._spark = spark
         self._accumulator = accumulator
 
-    def job(self, time: TimeEntry, late_ms: int = 0) -> TaskJob:
+    def job(self, time: TimeEntry, late: TimeEntry) -> TaskJob:
         """Return the common input of all tasks of one attempt at the next epoch.
 
         Args:
             time: the epoch's clock, as tasks act by it.
-            late_ms: the watermark below which rows are late.
+            late: the clock that decides which rows are late.
         """
         context, last, head = self._context, self._committer.last, self._state.interval.head
         return TaskJob(
@@ -73,7 +73,8 @@ class StageTasks:
             snapshot_id=last.snapshot_id + 1,
             base_snapshot_id=last.snapshot_id,
             parallelism=context.parallelism,
-            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
+            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late.watermark_ms, head.epoch + 1),
+            clocks={uid: (time.watermark_of(uid), late.watermark_of(uid)) for uid in {*time.clocks, *late.clocks}},
             settings=context.settings,
             pending=self._state.interval.segments,
             shards=self._flushed_files(),
@@ -115,7 +116,7 @@ class StageTasks:
             spark,
             context.parallelism,
             enabled=context.settings.placement == "sticky",
-            state_folder=partial(state_folder, self.job(TimeEntry(0))),
+            state_folder=partial(state_folder, self.job(TimeEntry(0), TimeEntry(0))),
             wanted=wanted,
             clock=context.clock,
         )
@@ -136,7 +137,7 @@ class StageTasks:
         # A shard may be visited for other reasons than due work: it was never visited, or its state becomes files.
         was_done = stage.operator is not None and did_due(stage.operator, batch)
         return StageTask(
-            job=job,
+            job=job.of_operator(uid),
             stage=number,
             operator=stage.operator,
             entry=next((e for e in context.entries if e.uid == uid), None),

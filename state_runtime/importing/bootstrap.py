@@ -79,7 +79,7 @@ def bootstrap(
     if where.snapshot_id is not None:
         raise InvalidConfiguration(f"{place} names a snapshot; give the folder that the first one is made in")
     plan = job.plan()
-    pipeline = plan.compiled(spark, plan.opened_source(spark))
+    pipeline = plan.compiled(spark, plan.opened_sources(spark))
     operators = {operator.uid: operator for operator in pipeline.operators}
     entries = {uid: settled(operator.entry()) for uid, operator in operators.items()}
     layouts: dict[tuple[str, str], RowLayout] = {}

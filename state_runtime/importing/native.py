@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -27,7 +27,7 @@ from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_un
 from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan, Planned
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.timer_state import TIMERS
 from state_runtime.reading.building import SnapshotBuilder
@@ -96,7 +96,7 @@ def import_checkpoint(
     native = read_checkpoint(root)
     _refuse_active(spark, native, root.url)
     plan = job.plan()
-    opened = plan.opened_source(spark)
+    opened = plan.opened_sources(spark)
     pipeline = plan.compiled(spark, opened)
     _check_sources(opened, native, root.url)
     found = parse_operators(_metadata(spark, checkpoint), root.url)
@@ -127,7 +127,7 @@ def import_checkpoint(
     manifest = builder.commit(
         parallelism=plan.settings.parallelism or found[0].partitions,
         time=native.time({column.name: column.delay_ms for column in pipeline.watermarks}),
-        source=native.position,
+        source=replace(native.position, names=_names(opened)),
         source_logs=logs,
         epoch=1,
     )
@@ -151,9 +151,15 @@ def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) ->
         raise InvalidData(f"the query in {where} runs in this session; stop it, and import again")
 
 
-def _check_sources(opened: OpenedSource, native: NativeCheckpoint, where: str) -> None:
+def _names(opened: OpenedSources) -> tuple[str, ...]:
+    """Return the name of each of Spark's sources; empty if none has one."""
+    names = tuple(source.name for source in opened.names for _ in range(source.streams))
+    return names if any(names) else ()
+
+
+def _check_sources(opened: OpenedSources, native: NativeCheckpoint, where: str) -> None:
     """Check the number of sources: Spark matches them by position, and fails late if there are more or fewer."""
-    streams = len(stream_sources(opened.frame))
+    streams = sum(len(stream_sources(source.frame)) for source in opened.inputs)
     if streams and streams != native.sources:
         raise InvalidConfiguration(
             f"the job reads {streams} streaming sources, and the query in {where} has {native.sources}; they must be "

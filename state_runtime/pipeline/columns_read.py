@@ -41,24 +41,30 @@ CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
 
 
 class SourceReads:
-    """The columns of the source that are read, followed through the transforms up to the first stage of each branch."""
+    """The columns of the sources that are read, followed through the transforms up to the first stage of each branch.
 
-    def __init__(self, spark: SparkSession, schema: T.StructType) -> None:
+    Args:
+        schemas: of the sources.
+    """
+
+    def __init__(self, spark: SparkSession, schemas: Sequence[T.StructType]) -> None:
         self._spark = spark
-        self._given = spark.createDataFrame([], schema)
-        # By node: the source without rows, through the transforms so far. Nodes behind a stage are not in it.
+        self._given = [spark.createDataFrame([], schema) for schema in schemas]
+        # By node: a source without rows, through the transforms so far, and its number. Nodes behind a stage are not in
+        # it, nor are those behind a union.
         self._frames: dict[int, DataFrame] = {}
-        self._columns: frozenset[str] | None = None  # until a stage reads something
-        self._is_all = False
+        self._numbers: dict[int, int] = {}
+        self._columns: list[frozenset[str] | None] = [None] * len(schemas)  # until a stage reads something
+        self._are_all: set[int] = set()
 
     @property
-    def columns(self) -> frozenset[str] | None:
-        """The columns that are read; None for all."""
-        return None if self._is_all else self._columns
+    def columns(self) -> tuple[frozenset[str] | None, ...]:
+        """The columns of each source that are read; None for all."""
+        return tuple(None if number in self._are_all else read for number, read in enumerate(self._columns))
 
-    def source(self, node: int) -> None:
-        """Record that a node has the rows of the source."""
-        self._frames[node] = self._given
+    def source(self, node: int, number: int) -> None:
+        """Record that a node has the rows of a source."""
+        self._frames[node], self._numbers[node] = self._given[number], number
 
     def frame_of(self, node: int, schema: T.StructType) -> DataFrame:
         """Return a frame without rows, of a node's schema, for the transform that reads the node."""
@@ -71,26 +77,28 @@ class SourceReads:
         Args:
             looked: the transform ran a Spark job, which may read any column.
         """
-        given = [self._frames[n] for n in inputs if n in self._frames]
-        if looked and given:
-            self._is_all = True
+        known = [n for n in inputs if n in self._frames]
+        if looked:
+            self._are_all.update(self._numbers[n] for n in known)
         elif len(inputs) > 1:
             # A union reads all columns of each input.
-            for frame in given:
-                self._needs(frame, tuple(map(quoted, frame.columns)))
-        elif given:
-            self._frames[node] = made
+            for n in known:
+                self._needs(n, self._frames[n], tuple(map(quoted, self._frames[n].columns)))
+        elif known:
+            self._frames[node], self._numbers[node] = made, self._numbers[known[0]]
 
     def by(self, node: int, wanted: tuple[str, ...] = ()) -> None:
         """Record that a stage reads these columns of a node, as SQL; all, if empty: then no other reader adds any."""
         frame = self._frames.get(node) if wanted else self._frames.pop(node, None)
         if frame is not None:
-            self._needs(frame, wanted or tuple(map(quoted, frame.columns)))
+            self._needs(node, frame, wanted or tuple(map(quoted, frame.columns)))
 
-    def _needs(self, frame: DataFrame, wanted: tuple[str, ...]) -> None:
-        needed = columns_needed(self._given, frame, wanted)
-        self._is_all |= needed is None
-        self._columns = (self._columns or frozenset()) | (needed or frozenset())
+    def _needs(self, node: int, frame: DataFrame, wanted: tuple[str, ...]) -> None:
+        number = self._numbers[node]
+        needed = columns_needed(self._given[number], frame, wanted)
+        if needed is None:
+            self._are_all.add(number)
+        self._columns[number] = (self._columns[number] or frozenset()) | (needed or frozenset())
 
 
 def columns_read(operator: Operator) -> tuple[str, ...]:

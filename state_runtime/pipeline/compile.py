@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import ClassVar, Final
 
 from pyspark.errors import AnalysisException
@@ -33,9 +35,9 @@ from state_runtime.pipeline.output_layout import OutputLayout, refuse_layouts_be
 from state_runtime.pipeline.partial_rows import PartialRows, partial_rows
 from state_runtime.pipeline.repeatable import warn_if_cut_by_epochs, warn_if_unrepeatable
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.pipeline.spark_settings import session_settings
-from state_runtime.pipeline.watermark import WatermarkColumn
+from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
@@ -115,6 +117,7 @@ class Stage:
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
         node: index in the graph of its operator, or of the node that its sinks read.
+        sources: names of the sources whose rows reach it through stateless steps only.
     """
 
     operator: Operator | None
@@ -126,6 +129,7 @@ class Stage:
     partial: PartialRows | None = None
     input: T.StructType = field(default_factory=T.StructType)
     node: int = 0
+    sources: frozenset[str] = frozenset()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -144,9 +148,11 @@ class CompiledPipeline:
 
     Attributes:
         layouts: of the sinks whose output readers take for a table.
-        watermarks: the source's columns with event time.
+        watermarks: the sources' columns with event time.
         dropped: per operator uid the states that its processor deletes (`deleteIfExists`).
-        source_reads: the columns of the source that are read; None for all.
+        source_reads: of each input of `OpenedSources` the columns that are read; None for all.
+        sources: the opened sources; None where no run reads any.
+        clock_inputs: per operator uid where its rows come from.
         hands_only_its_own: whether the only rows handed to Python are those for operators and sinks; False if the
             source, a transform, an initial state or a sink may run its own Python code.
     """
@@ -156,9 +162,34 @@ class CompiledPipeline:
     layouts: Mapping[str, OutputLayout] = field(default_factory=dict)
     watermarks: tuple[WatermarkColumn, ...] = ()
     dropped: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    source_reads: frozenset[str] | None = None
+    source_reads: tuple[frozenset[str] | None, ...] = ()
     hands_only_its_own: bool = False
     graph: Graph = field(default_factory=Graph)
+    sources: OpenedSources | None = None
+    clock_inputs: Mapping[str, ClockInputs] = field(default_factory=dict)
+
+    def clocks(self, policy: Policy) -> Clocks:
+        """Return what moves the clocks of the operators.
+
+        Args:
+            policy: how several columns with event time are combined.
+        """
+        idle_after_ms = {
+            node.name: node.idle_after_ms
+            for node in self.graph.nodes
+            if isinstance(node, SourceNode) and node.idle_after_ms is not None
+        }
+        return Clocks(self.watermarks, policy, self.clock_inputs, idle_after_ms)
+
+    @property
+    def has_shared_rows(self) -> bool:
+        """Return whether rows are read by several nodes: of a node, or of a batch that holds several sources."""
+        return self.graph.has_branches or self.united is not None
+
+    @property
+    def united(self) -> OpenedSources | None:
+        """Return the sources if a batch has the rows of several, to be taken apart; None if it has those of one."""
+        return self.sources if self.sources is not None and self.sources.are_united else None
 
     @property
     def plans_stay(self) -> bool:
@@ -166,9 +197,9 @@ class CompiledPipeline:
         return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
 
     @property
-    def first_stages(self) -> frozenset[int]:
-        """Numbers of the stages that read only rows which no other stage has read."""
-        return self._stages_of_new_rows(all)
+    def first_stages(self) -> dict[int, frozenset[str]]:
+        """Numbers of the stages that read only rows which no other stage has read, with the sources of those."""
+        return {number: self.stages[number].sources for number in sorted(self._stages_of_new_rows(all))}
 
     @property
     def stages_with_new_rows(self) -> frozenset[int]:
@@ -205,7 +236,7 @@ class CompiledPipeline:
 
 
 def compile_pipeline(
-    spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings
+    spark: SparkSession, sources: OpenedSources, graph: Graph, settings: JobSettings
 ) -> CompiledPipeline:
     """Check a graph on the schemas that flow through it and build the stages.
 
@@ -217,7 +248,7 @@ def compile_pipeline(
     Raises:
         InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
     """
-    compiling = _Compiling(spark, source, graph, settings)
+    compiling = _Compiling(spark, sources, graph, settings)
     for index, node in enumerate(graph.nodes):
         if isinstance(node, SinkNode):
             continue  # compiled with the node that it reads
@@ -235,26 +266,30 @@ def compile_pipeline(
 class _Compiling:
     """A graph whose nodes are compiled one after the other, each with the sinks that read it."""
 
-    def __init__(self, spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings) -> None:
+    def __init__(self, spark: SparkSession, sources: OpenedSources, graph: Graph, settings: JobSettings) -> None:
         self._spark = spark
-        self._source = source
+        self._sources = sources
         self._graph = graph
         self._settings = settings
         self._session = session_settings(spark.conf)
-        self._reads = SourceReads(spark, source.frame.schema)
+        self._reads = SourceReads(spark, [source.frame.schema for source in sources.inputs])
         # Of a node's rows: their schema; uid of the operator that emits a key's row each time it changes, or "".
         self._schemas: dict[int, T.StructType] = {}
         self._updates: dict[int, str] = {}
+        self._inputs: dict[int, ClockInputs] = {}  # of a node's readers
+        self._clock_inputs: dict[str, ClockInputs] = {}
         self._stages: list[Stage] = []
         self._layouts: dict[str, OutputLayout] = {}
         self._dropped: dict[str, frozenset[str]] = {}
-        self._has_other_python = has_python(source.frame)
+        self._has_other_python = any(has_python(source.frame) for source in sources.inputs)
 
     def source(self, index: int) -> None:
-        if self._source.left is None:
-            _check_names(self._source.frame.schema, "the source")
-        self._reads.source(index)
-        self._schemas[index], self._updates[index] = self._source.frame.schema, ""
+        source = self._sources.of(index)
+        if source.left is None:
+            _check_names(source.frame.schema, f"source {source.name!r}" if source.name else "the source")
+        self._reads.source(index, self._sources.nodes[index])
+        self._schemas[index], self._updates[index] = source.frame.schema, ""
+        self._inputs[index] = ClockInputs(sources=frozenset({source.name}))
 
     def segment(self, index: int, node: SegmentNode) -> None:
         before = [edge.node for edge in node.inputs]
@@ -266,14 +301,19 @@ class _Compiling:
         _check_names(made.schema, f"step {type(node.code).__name__}")
         self._schemas[index] = made.schema
         self._updates[index] = next(filter(None, (self._updates[n] for n in before)), "")
+        self._inputs[index] = self._inputs_of(node)
 
     def operator(self, index: int, node: OperatorNode) -> None:
         before, step = node.ports[0].input.node, node.step
         given = self._schemas[before]
         _check_dots(given)
         self._updates[index] = _check_updates(step, self._updates[before])
+        self._clock_inputs[node.uid] = self._inputs_of(node)
+        self._inputs[index] = ClockInputs(operators=frozenset({node.uid}))
         chosen = conditioned(self._spark, node, given)
-        operator, given_up = build_operator(chosen.node, chosen.schema, self._source, self._settings, self._session)
+        operator, given_up = build_operator(
+            chosen.node, chosen.schema, self._sources.inputs[0], self._settings, self._session
+        )
         if given_up:
             self._dropped[node.uid] = given_up
         self._schemas[index] = output_schema(step, operator, given)
@@ -303,6 +343,14 @@ class _Compiling:
             self._reads.by(index)
             self._stage(index, None, schema)
 
+    def _inputs_of(self, node: SegmentNode | OperatorNode) -> ClockInputs:
+        return reduce(or_, (self._inputs[edge.node] for edge in node.inputs), ClockInputs())
+
+    def _sources_of(self, index: int) -> frozenset[str]:
+        """Return the names of the sources whose rows reach a node's stage through stateless steps only."""
+        node = self._graph.nodes[index]
+        return (self._inputs_of(node) if isinstance(node, OperatorNode) else self._inputs[index]).sources
+
     def compiled(self) -> CompiledPipeline:
         if all(isinstance(node, SourceNode) for node in self._graph.nodes):
             raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
@@ -315,9 +363,11 @@ class _Compiling:
             tuple(self._stages),
             {node.name: node.sink for node in self._graph.nodes if isinstance(node, SinkNode)},
             layouts=self._layouts,
-            watermarks=self._source.watermarks,
+            watermarks=self._sources.watermarks,
             dropped=self._dropped,
             source_reads=self._reads.columns,
+            sources=self._sources,
+            clock_inputs=self._clock_inputs,
             hands_only_its_own=not self._has_other_python,
             graph=self._graph,
         )
@@ -334,10 +384,20 @@ class _Compiling:
     ) -> None:
         """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
         names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
-        stage = Stage(
-            operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
+        self._stages.append(
+            Stage(
+                operator,
+                names,
+                self._schemas[index],
+                emit,
+                initial,
+                input=read,
+                reads=reads,
+                partial=partial,
+                node=index,
+                sources=self._sources_of(index),
+            )
         )
-        self._stages.append(stage)
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:

@@ -47,12 +47,16 @@ class SourceNode:
     """The origin of rows, and of the watermark of all nodes below.
 
     Attributes:
-        name: unique in the graph; "" for the only source of a job.
+        name: unique in the graph; "" for the only source of a job. Its positions in snapshots belong to it.
+        was: the name that it had in snapshots until now; None: the same.
+        idle_after_ms: how long no row of it may come before it holds no operator's clock back; None: for ever.
     """
 
     name: str
     read: Any
     at: str = ""
+    was: str | None = None
+    idle_after_ms: int | None = None
 
     @property
     def inputs(self) -> tuple[Edge, ...]:
@@ -178,7 +182,10 @@ def _taken(node: SourceNode | OperatorNode | SinkNode) -> str:
         return f"two operators have the uid {node.uid!r}; state belongs to one uid"
     if isinstance(node, SinkNode):
         return f"two sinks are named {node.name!r}; give each write() a name of its own"
-    return f"two sources are named {node.name!r}; name each one, so that its position in a snapshot can be told apart"
+    return (
+        f'two sources are named {node.name!r}; name each one, read(…, name="orders"), so that its position in a '
+        "snapshot can be told apart"
+    )
 
 
 def _name(node: Node) -> str:

@@ -16,7 +16,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode, check_graph
-from state_runtime.pipeline.sources import OpenedSource, open_source
+from state_runtime.pipeline.sources import OpenedSources, open_sources
 from state_runtime.store import Store
 
 __all__ = ["JobPlan", "Planned", "refuse_unsupported"]
@@ -52,14 +52,13 @@ class JobPlan:
         """Return the job's root, as tasks open it."""
         return f"{self.store_url.rstrip('/')}/{self.name}"
 
-    def opened_source(self, spark: SparkSession) -> OpenedSource:
-        """Return the streaming frame; raises the errors of `open_source`."""
-        with step_at(next((node.at for node in self.graph.nodes), "")):
-            return open_source(spark, self.name, self.graph)
+    def opened_sources(self, spark: SparkSession) -> OpenedSources:
+        """Return the streaming frames; raises the errors of `open_sources`."""
+        return open_sources(spark, self.name, self.graph)
 
-    def compiled(self, spark: SparkSession, source: OpenedSource) -> CompiledPipeline:
-        """Return the pipeline on a source; raises the errors of `compile_pipeline`."""
-        return compile_pipeline(spark, source, self.graph, self.settings)
+    def compiled(self, spark: SparkSession, sources: OpenedSources) -> CompiledPipeline:
+        """Return the pipeline on its sources; raises the errors of `compile_pipeline`."""
+        return compile_pipeline(spark, sources, self.graph, self.settings)
 
 
 class Planned(Protocol):
@@ -69,7 +68,7 @@ class Planned(Protocol):
 
 
 def refuse_unsupported(graph: Graph) -> None:
-    """Refuse a graph that a run does not support yet: a run reads one source, or two that its first operator joins.
+    """Refuse a graph that a run does not support: a join reads two sources alone, and each source is read.
 
     Raises:
         InvalidPipeline: with the line of the node that must be written differently.
@@ -82,11 +81,18 @@ def refuse_unsupported(graph: Graph) -> None:
                     f"operator {node.uid!r}: interval_join() must be the first step after read(); put stateless code "
                     "into the two streams"
                 )
-    read_at_once = [edge.node for edge in joins[0].inputs] if joins else [0]
+    sources = [index for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)]
+    joined = [edge.node for edge in joins[0].inputs] if joins else sources
     for index, each in enumerate(graph.nodes):
         with step_at(each.at):
-            if isinstance(each, SourceNode) and index not in read_at_once:
-                raise InvalidPipeline("the job already reads a source; union the streams inside one read()")
+            if isinstance(each, SourceNode) and index not in joined:
+                raise InvalidPipeline(
+                    "a job with an interval_join() reads the two streams of the join alone; union other streams into "
+                    "one of them, inside its read()"
+                )
+            is_unread = not graph.readers(index) and not graph.sinks(index)
+            if isinstance(each, SourceNode) and is_unread and len(sources) > 1:
+                raise InvalidPipeline(f"no step reads source {each.name!r}; remove its read(), or write it somewhere")
             for edge in each.inputs:
                 if edge.output:
                     raise InvalidPipeline(f"the output {edge.output!r} is read, and a step has its main output only")

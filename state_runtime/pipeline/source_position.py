@@ -34,6 +34,7 @@ from state_runtime.base.limits import (
     SOURCE_LOG_BYTES_MAX,
     SOURCE_LOG_TOTAL_BYTES_MAX,
 )
+from state_runtime.pipeline.source_names import PLAIN, SourceNumbers
 from state_runtime.snapshot.manifest import SourceFile, SourcePosition
 from state_runtime.spark.java_errors import removed_scratch
 from state_runtime.store.paths import check_relative_path
@@ -74,11 +75,14 @@ class SparkCheckpoint:
     Attributes:
         compact_interval: Spark's setting `COMPACT_INTERVAL_CONF`. Spark computes the names of compacted files from it,
             so a primed log must have them where this interval puts them.
+        numbers: of Spark's sources in snapshots. What is read from the directory has these, and so has what it is
+            primed with.
     """
 
-    def __init__(self, folder: Path, compact_interval: int = COMPACT_INTERVAL) -> None:
+    def __init__(self, folder: Path, compact_interval: int = COMPACT_INTERVAL, numbers: SourceNumbers = PLAIN) -> None:
         self.folder = folder
         self.compact_interval = compact_interval
+        self.numbers = numbers
         self._warned: set[int] = set()
 
     def prime(self, position: SourcePosition, logs: Mapping[int, Iterable[str]]) -> None:
@@ -95,15 +99,20 @@ class SparkCheckpoint:
         (self.folder / "metadata").write_text(position.metadata)
         batch = position.batch_id
         if batch > 0:
-            (self.folder / "offsets" / str(batch - 1)).write_text(position.previous_offsets)
-        (self.folder / "offsets" / str(batch)).write_text(position.offsets)
+            (self.folder / "offsets" / str(batch - 1)).write_text(self.numbers.by_place(position.previous_offsets))
+        (self.folder / "offsets" / str(batch)).write_text(self.numbers.by_place(position.offsets))
         (self.folder / "commits" / str(batch)).write_text(position.commit)
-        for index, texts in logs.items():
-            folder = self.folder / "sources" / str(index)
+        for number, texts in logs.items():
+            if not self.numbers.is_read(number):
+                continue
+            folder = self._folder_of(number)
             folder.mkdir(parents=True)
-            write_source_log(folder, texts, _log_offset(position.offsets, index), self.compact_interval)
+            write_source_log(folder, texts, _log_offset(position.offsets, number), self.compact_interval)
         for file in position.files:
-            path = self.folder / "sources" / check_relative_path(file.path)
+            number_text, _, name = check_relative_path(file.path).partition("/")
+            if not self.numbers.is_read(int(number_text)):
+                continue
+            path = self._folder_of(int(number_text)) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(base64.b64decode(file.content))
 
@@ -120,19 +129,20 @@ class SparkCheckpoint:
         Raises:
             InvalidData: a source keeps more files or bytes than a snapshot can carry.
         """
-        offsets = self._offsets(batch_id)
+        offsets = self._numbered_offsets(batch_id)
         watermark_ms = json.loads(offsets.split("\n")[1])["batchWatermarkMs"]
-        logs = tuple(
-            n for n in self._sources() if is_file_source(_offset(offsets, n), self.folder / "sources" / str(n))
-        )
+        sources = self._sources()
+        logs = [n for n in sources if is_file_source(_offset(offsets, n), self._folder_of(n))]
+        small = self._small_files([n for n in sources if n not in logs], offsets)
         return SourcePosition(
             batch_id=batch_id,
             metadata=_read(self.folder / "metadata"),
             offsets=offsets,
-            previous_offsets=self._offsets(batch_id - 1) if batch_id > 0 else "",
+            previous_offsets=self._numbered_offsets(batch_id - 1) if batch_id > 0 else "",
             commit=f'{self._commit_version(batch_id)}\n{{"nextBatchWatermarkMs":{watermark_ms}}}',
-            logs=logs,
-            files=self._small_files([n for n in self._sources() if n not in logs], offsets),
+            logs=tuple(sorted((*logs, *self.numbers.absent_logs))),
+            files=(*small, *self.numbers.absent_files),
+            names=self.numbers.names,
         )
 
     def new_log_lines(self, before: SourcePosition | None, after: SourcePosition) -> dict[int, list[str]]:
@@ -144,7 +154,7 @@ class SparkCheckpoint:
         """
         if before is not None and (removed := _keeping(before) - _keeping(after)):
             # Without its log a file source reads all its files again after the next restart.
-            raise removed_scratch(str(self.folder / "sources" / str(min(removed))))
+            raise removed_scratch(str(self._folder_of(min(removed))))
         new: dict[int, list[str]] = {}
         for source in after.logs:
             first = _log_offset(before.offsets, source) + 1 if before is not None else 0
@@ -160,6 +170,13 @@ class SparkCheckpoint:
     def _offsets(self, batch_id: int) -> str:
         return _read(self.folder / "offsets" / str(batch_id))
 
+    def _numbered_offsets(self, batch_id: int) -> str:
+        return self.numbers.by_number(self._offsets(batch_id))
+
+    def _folder_of(self, number: int) -> Path:
+        """Return Spark's folder of a source that the pipeline reads."""
+        return self.folder / "sources" / str(self.numbers.place(number))
+
     def _commit_version(self, batch_id: int) -> str:
         """Return the version line of this session's commit log; a primed directory must use the same."""
         previous = self.folder / "commits" / str(batch_id - 1)
@@ -168,14 +185,17 @@ class SparkCheckpoint:
     def _sources(self) -> list[int]:
         """Return the numbers of the sources that have a folder in the checkpoint directory."""
         folder = self.folder / "sources"
-        return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.match(p.name)) if folder.is_dir() else []
+        if not folder.is_dir():
+            return []
+        return sorted(self.numbers.number(int(p.name)) for p in folder.iterdir() if _NUMBER.match(p.name))
 
     def _small_files(self, sources: Iterable[int], offsets: str) -> tuple[SourceFile, ...]:
         found: list[SourceFile] = []
         size = 0
         for source in sources:
-            for path in sorted(islice(_files_below(self.folder / "sources" / str(source)), SOURCE_FILES_MAX + 1)):
-                name = path.relative_to(self.folder / "sources").as_posix()
+            folder = self._folder_of(source)
+            for path in sorted(islice(_files_below(folder), SOURCE_FILES_MAX + 1)):
+                name = f"{source}/{path.relative_to(folder).as_posix()}"
                 try:
                     body = _read_bytes(path, SOURCE_FILES_BYTES_MAX - size)
                     check_relative_path(name)
@@ -188,7 +208,7 @@ class SparkCheckpoint:
         return tuple(found)
 
     def _log_entry(self, source: int, entry: int) -> list[str]:
-        folder = self.folder / "sources" / str(source)
+        folder = self._folder_of(source)
         plain = folder / str(entry)
         if plain.exists():
             return _lines(plain)

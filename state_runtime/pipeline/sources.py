@@ -1,25 +1,30 @@
-"""The input of a job: one streaming frame, or two that an interval join unites into one.
+"""The input of a job: one streaming frame, or several that are united into one.
 
-Spark gives `foreachBatch` one frame. So the two sides of a join are united into one stream with a column that tells
-them apart, the layout of `processors/builtin/interval_join.py`; each batch then holds both sides' rows of its moment,
-one source position covers both, and an epoch reads its input once.
+Spark gives `foreachBatch` one frame, and its offset log is one for all that the frame reads. So several sources become
+one stream with a column for each, a struct of its rows that is null in the rows of the others; an epoch takes them
+apart again. The two sides of an interval join are united in the layout of `processors/builtin/interval_join.py`. Each
+batch holds the rows of all sources of its moment, and one position covers them all.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.functions import col, lit, struct
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError, is_typed
+from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.collations import refuse_collations
-from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode
+from state_runtime.pipeline.graph import Graph, OperatorNode, Port, SourceNode
+from state_runtime.pipeline.source_names import SourceName
 from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
@@ -36,9 +41,10 @@ from state_runtime.spark.watermarks import (
 
 __all__ = [
     "OpenedSource",
+    "OpenedSources",
     "Source",
     "cleans_up",
-    "open_source",
+    "open_sources",
     "unrepeatable_source",
     "unwatched",
     "warn_of_files_passed_over",
@@ -64,36 +70,127 @@ Source = DataFrame | Callable[[SparkSession], DataFrame]
 
 @dataclass(frozen=True)
 class OpenedSource:
-    """The streaming frame and its known properties.
+    """A streaming frame and its known properties.
 
     Attributes:
-        watermarks: its columns with event time.
+        watermarks: its columns with event time, observed on the job's streaming frame.
+        name: of the source, and of its positions in snapshots.
         left, right: the columns of both sides, if it is two streams in one.
     """
 
     frame: DataFrame
     watermarks: tuple[WatermarkColumn, ...]
+    name: str = ""
     left: T.StructType | None = None
     right: T.StructType | None = None
 
 
-def open_source(spark: SparkSession, job: str, graph: Graph) -> OpenedSource:
-    """Make the streaming frame of a job: of its source, or of the two sources that its join reads.
+@dataclass(frozen=True)
+class OpenedSources:
+    """The sources of a job.
+
+    Attributes:
+        inputs: in the order in which Spark has them.
+        nodes: for each source of the graph the index of its input: both sides of a join are one input.
+        names: as snapshots match them.
+    """
+
+    inputs: tuple[OpenedSource, ...]
+    nodes: Mapping[int, int]
+    names: tuple[SourceName, ...] = ()
+
+    @staticmethod
+    def of_one(source: OpenedSource) -> OpenedSources:
+        """Return the sources of a job that has one."""
+        return OpenedSources((source,), {0: 0})
+
+    def of(self, node: int) -> OpenedSource:
+        """Return the input that a source of the graph belongs to."""
+        return self.inputs[self.nodes[node]]
+
+    @property
+    def are_united(self) -> bool:
+        """Return whether a batch of the streaming frame has the rows of several sources, to be taken apart."""
+        return len(self.inputs) > 1
+
+    @property
+    def watermarks(self) -> tuple[WatermarkColumn, ...]:
+        """The columns with event time of all inputs."""
+        return tuple(column for source in self.inputs for column in source.watermarks)
+
+    def rows(self, batch: DataFrame, node: int) -> DataFrame:
+        """Return the rows of a source of the graph, with its columns as it has them, of a batch of several."""
+        tag = _tag(self.nodes[node])
+        fields = self.of(node).frame.schema.fields
+        columns = [col(f"{tag}.{quoted(f.name)}").alias(f.name, metadata=f.metadata or None) for f in fields]
+        return batch.where(f"{tag} IS NOT NULL").select(*columns)
+
+    def stream(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """Return the streaming frame of the job.
+
+        Args:
+            frames: of the inputs, in order.
+        """
+        if len(frames) == 1:
+            return frames[0]
+        united = []
+        for number, frame in enumerate(frames):
+            row = struct(*(col(quoted(name)) for name in frame.columns))
+            columns = [
+                (row if place == number else lit(None)).cast(_plain(other)) for place, other in enumerate(frames)
+            ]
+            united.append(frame.select(*(column.alias(_tag(place)) for place, column in enumerate(columns))))
+        return reduce(DataFrame.union, united)
+
+
+def _plain(frame: DataFrame) -> T.StructType:
+    """Return a frame's schema without metadata. As part of a struct's type they would have to be the same before and
+    after Spark's optimizer, which takes some away; it warns of each batch in which they are not."""
+    return T.StructType([T.StructField(f.name, f.dataType, f.nullable) for f in frame.schema.fields])
+
+
+def _tag(number: int) -> str:
+    return f"__stillstate_source_{number}"
+
+
+def open_sources(spark: SparkSession, job: str, graph: Graph) -> OpenedSources:
+    """Make the streaming frames of a job.
 
     Raises:
         InvalidPipeline: the result is not a streaming frame, or a key column is missing.
         UserCodeError: the user's function raised.
     """
-    frames = {
-        index: _frame(spark, job, node.read) for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)
-    }
-    if not frames:
+    nodes = {index: node for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)}
+    if not nodes:
         raise InvalidPipeline(f"job {job!r} reads nothing; begin with job.read(…)")
+    frames: dict[int, DataFrame] = {}
+    for index, node in nodes.items():
+        with step_at(node.at):
+            frame = _frame(spark, job, node.read)
+            if any(frame is known for known in frames.values()):
+                raise InvalidPipeline(
+                    f"source {node.name!r} has the DataFrame of another source, and Spark would read it for both at "
+                    "different times. Read it once; any number of steps may go on from one read()"
+                )
+            frames[index] = frame
     ports = [node.ports for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
-    if not ports:
-        (frame,) = frames.values()
-        return OpenedSource(frame, _watermarks(spark, job, frame, [frame], watermark_columns(frame.schema)))
-    left, right = (_Side(frames[port.input.node], port.keys) for port in ports[0])
+    if ports:
+        with step_at(next(iter(nodes.values())).at):
+            return OpenedSources((_joined(spark, job, frames, ports[0]),), dict.fromkeys(frames, 0))
+    inside = [f"{_tag(number)}." if len(nodes) > 1 else "" for number in range(len(nodes))]
+    inputs = tuple(_opened(spark, job, nodes[n], frames[n], tag) for n, tag in zip(nodes, inside, strict=True))
+    names = tuple(SourceName(node.name, len(stream_sources(frames[n])), node.was) for n, node in nodes.items())
+    return OpenedSources(inputs, {index: number for number, index in enumerate(nodes)}, names)
+
+
+def _opened(spark: SparkSession, job: str, node: SourceNode, frame: DataFrame, inside: str) -> OpenedSource:
+    with step_at(node.at):
+        found = _watermarks(spark, job, frame, [frame], watermark_columns(frame.schema, inside=inside))
+    return OpenedSource(frame, tuple(column.of_source(node.name, node.was) for column in found), node.name)
+
+
+def _joined(spark: SparkSession, job: str, frames: Mapping[int, DataFrame], ports: Sequence[Port]) -> OpenedSource:
+    left, right = (_Side(frames[port.input.node], port.keys) for port in ports)
     for name, side in (("left", left), ("right", right)):
         for key in side.keys:
             if key not in side.frame.columns:
@@ -104,7 +201,7 @@ def open_source(spark: SparkSession, job: str, graph: Graph) -> OpenedSource:
         refuse_collations(side.frame.schema, f"job {job!r}: the {name} stream of the join")
     united = _united(left, right)
     watermarks = _watermarks(spark, job, united, [left.frame, right.frame], _columns_of_sides(left, right))
-    return OpenedSource(united, watermarks, left.frame.schema, right.frame.schema)
+    return OpenedSource(united, watermarks, left=left.frame.schema, right=right.frame.schema)
 
 
 def way_to_key(name: str, schema: T.StructType) -> str:
@@ -201,7 +298,7 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
     shape than in Spark 4.3.
 
     Args:
-        watermarks: of the frame (`OpenedSource`).
+        watermarks: of the frame (`OpenedSources`).
     """
     return frame if any(column.node is not None for column in watermarks) else without_watermarks(frame)
 

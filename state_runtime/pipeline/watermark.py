@@ -15,7 +15,7 @@ epoch before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pyspark.sql import types as T
@@ -27,11 +27,11 @@ __all__ = [
     "DELAY_METADATA",
     "END_OF_TIME_MS",
     "LATENESS_METADATA",
+    "ClockInputs",
+    "Clocks",
     "Policy",
     "WatermarkColumn",
-    "advance",
     "event_time_column",
-    "observed",
     "watermark_columns",
     "watermarks_of_inputs",
 ]
@@ -54,14 +54,28 @@ class WatermarkColumn:
 
     Attributes:
         name: path of the column, dots for fields of structs; for one of several inputs its number and its own name.
+            Before it the name of the source, if that has one.
         sql: expression for its event time in milliseconds.
         node: Spark's `withWatermark` node that sees it, if no expression of the source's columns does.
+        source: the name of its source.
+        was: its name in snapshots until now, if that was another one.
     """
 
     name: str
     sql: str
     delay_ms: int
     node: WatermarkNode | None = None
+    source: str = ""
+    was: str = ""
+
+    def of_source(self, name: str, was: str | None) -> WatermarkColumn:
+        """Return the column of a source with a name.
+
+        Args:
+            was: the name of the source until now; None: the same.
+        """
+        before = self.name if was == "" else f"{was}.{self.name}" if was is not None else ""
+        return replace(self, name=f"{name}.{self.name}" if name else self.name, source=name, was=before)
 
 
 def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColumn, ...]:
@@ -72,53 +86,115 @@ def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColum
     )
 
 
-def watermark_columns(schema: T.StructType, prefix: str = "") -> tuple[WatermarkColumn, ...]:
-    """Return the columns that carry event time, also inside structs (the two sides of a join)."""
+def watermark_columns(schema: T.StructType, prefix: str = "", *, inside: str = "") -> tuple[WatermarkColumn, ...]:
+    """Return the columns that carry event time, also inside structs (the two sides of a join).
+
+    Args:
+        inside: SQL of the struct that has these columns in the frame on which event times are observed, with a dot.
+    """
     found: list[WatermarkColumn] = []
-    for field in schema.fields:
-        name = f"{prefix}{field.name}"
-        quoted = ".".join("`" + part.replace("`", "``") + "`" for part in (*prefix.split(".")[:-1], field.name))
-        delay_ms = field.metadata.get(DELAY_METADATA) if field.metadata else None
-        if delay_ms is not None and isinstance(field.dataType, T.TimestampType):
+    for column in schema.fields:
+        name = f"{prefix}{column.name}"
+        quoted = inside + ".".join(
+            "`" + part.replace("`", "``") + "`" for part in (*prefix.split(".")[:-1], column.name)
+        )
+        delay_ms = column.metadata.get(DELAY_METADATA) if column.metadata else None
+        if delay_ms is not None and isinstance(column.dataType, T.TimestampType):
             found.append(WatermarkColumn(name, f"unix_millis({quoted})", int(delay_ms)))
-        elif delay_ms is not None and isinstance(field.dataType, T.TimestampNTZType):
+        elif delay_ms is not None and isinstance(column.dataType, T.TimestampNTZType):
             sql = f"timestampdiff(MILLISECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {quoted})"
             found.append(WatermarkColumn(name, sql, int(delay_ms)))
-        elif isinstance(field.dataType, T.StructType) and not prefix:
-            found.extend(watermark_columns(field.dataType, f"{name}."))
+        elif isinstance(column.dataType, T.StructType) and not prefix:
+            found.extend(watermark_columns(column.dataType, f"{name}.", inside=inside))
     return tuple(found)
 
 
 def event_time_column(schema: T.StructType) -> str:
     """Return the top-level column of an operator's input that carries event time; "" if it has none."""
-    for field in schema.fields:
-        is_time = isinstance(field.dataType, T.TimestampType | T.TimestampNTZType)
-        if is_time and field.metadata and DELAY_METADATA in field.metadata:
-            return str(field.name)
+    for column in schema.fields:
+        is_time = isinstance(column.dataType, T.TimestampType | T.TimestampNTZType)
+        if is_time and column.metadata and DELAY_METADATA in column.metadata:
+            return str(column.name)
     return ""
 
 
-def advance(
-    last: TimeEntry | None,
-    batch_time_ms: int,
-    columns: Sequence[WatermarkColumn],
-    policy: Policy,
-) -> TimeEntry:
-    """Return the clock of the epoch after `last`, before its own rows are seen.
+@dataclass(frozen=True)
+class ClockInputs:
+    """Where the rows of an operator come from.
 
-    Neither processing time nor the watermark ever falls, even if the machine's clock does.
+    Attributes:
+        sources: names of the sources whose rows reach it through stateless steps only.
+        operators: uids of the operators whose output does.
     """
-    if last is None:
-        return TimeEntry(batch_time_ms)
-    reached = [last.event_time_ms[c.name] - c.delay_ms if c.name in last.event_time_ms else 0 for c in columns]
-    chosen = (min if policy == "min" else max)(reached, default=0)
-    return TimeEntry(max(batch_time_ms, last.batch_time_ms), max(last.watermark_ms, chosen), dict(last.event_time_ms))
+
+    sources: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
+
+    def __or__(self, other: ClockInputs) -> ClockInputs:
+        return ClockInputs(self.sources | other.sources, self.operators | other.operators)
 
 
-def observed(time: TimeEntry, event_time_ms: Mapping[str, int | None]) -> TimeEntry:
-    """Return `time` after its epoch's rows were seen: the highest event time per column (None: it had no rows)."""
-    merged = dict(time.event_time_ms)
-    for name, value_ms in event_time_ms.items():
-        if value_ms is not None:
-            merged[name] = max(value_ms, merged.get(name, value_ms))
-    return TimeEntry(time.batch_time_ms, time.watermark_ms, merged)
+@dataclass(frozen=True)
+class Clocks:
+    """What moves the clocks of a job's operators.
+
+    An operator goes by the lowest clock of its inputs: of the sources that it reads, combined by the policy, and of the
+    operators before it. So what those emit because their clock has passed it is never late for it.
+
+    Attributes:
+        columns: all of the sources' columns with event time.
+        policy: how several columns are combined.
+        inputs: per operator uid, in topological order.
+        idle_after_ms: per source how long no row of it may come before it is left out.
+    """
+
+    columns: tuple[WatermarkColumn, ...] = ()
+    policy: Policy = "min"
+    inputs: Mapping[str, ClockInputs] = field(default_factory=dict)
+    idle_after_ms: Mapping[str, int] = field(default_factory=dict)
+
+    def advanced(self, last: TimeEntry | None, batch_time_ms: int) -> TimeEntry:
+        """Return the clocks of the epoch after `last`, before its own rows are seen.
+
+        Neither processing time nor any watermark ever falls, even if the machine's clock does. A source that is idle
+        holds nothing back; if all inputs of an operator are idle, its clock stands.
+        """
+        if last is None:
+            return TimeEntry(batch_time_ms)
+        now_ms = max(batch_time_ms, last.batch_time_ms)
+        awake = [c for c in self.columns if not self._is_idle(c.source, last, now_ms)]
+        watermark_ms = max([last.watermark_ms, *self._reached(last, awake)])
+        clocks: dict[str, int] = {}
+        for uid, given in self.inputs.items():
+            of_inputs = self._reached(last, [c for c in awake if c.source in given.sources])
+            of_inputs += [clocks[before] for before in given.operators]
+            clocks[uid] = max(last.watermark_of(uid), min(of_inputs, default=0))
+        own = {uid: clock_ms for uid, clock_ms in clocks.items() if clock_ms != watermark_ms}
+        return replace(last, batch_time_ms=now_ms, watermark_ms=watermark_ms, clocks=own)
+
+    def _is_idle(self, source: str, last: TimeEntry, now_ms: int) -> bool:
+        after_ms = self.idle_after_ms.get(source)
+        return after_ms is not None and now_ms - last.seen_ms.get(source, now_ms) >= after_ms
+
+    def _reached(self, last: TimeEntry, columns: Sequence[WatermarkColumn]) -> list[int]:
+        """Return the watermark of columns; [] of none."""
+        combined = min if self.policy == "min" else max
+        return [combined(_reached(last.event_time_ms, column) for column in columns)] if columns else []
+
+    def observed(self, time: TimeEntry, event_time_ms: Mapping[str, int | None]) -> TimeEntry:
+        """Return `time` after its epoch's rows were seen: the highest event time per column (None: it had no rows)."""
+        merged = dict(time.event_time_ms)
+        seen_ms = {source: time.seen_ms.get(source, time.batch_time_ms) for source in self.idle_after_ms}
+        of_source = {column.name: column.source for column in self.columns}
+        for name, value_ms in event_time_ms.items():
+            if value_ms is not None:
+                merged[name] = max(value_ms, merged.get(name, value_ms))
+                if of_source[name] in seen_ms:
+                    seen_ms[of_source[name]] = time.batch_time_ms
+        return replace(time, event_time_ms=merged, seen_ms=seen_ms)
+
+
+def _reached(event_time_ms: Mapping[str, int], column: WatermarkColumn) -> int:
+    """Return the watermark of a column; 0 while no row of it was seen."""
+    highest_ms = event_time_ms.get(column.name, event_time_ms.get(column.was))
+    return highest_ms - column.delay_ms if highest_ms is not None else 0

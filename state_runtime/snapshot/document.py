@@ -21,7 +21,15 @@ from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.base.fields import fields_of
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
-__all__ = ["FORMAT_VERSION", "FORMAT_WITH_ROWS", "decode_document", "document_kind", "encode_document", "header_format"]
+__all__ = [
+    "FORMAT_VERSION",
+    "FORMAT_WITH_ROWS",
+    "FORMAT_WITH_SOURCES",
+    "decode_document",
+    "document_kind",
+    "encode_document",
+    "header_format",
+]
 
 FORMAT_VERSION = 4
 """Version of everything below a job root; raised with any change that an older reader would misread.
@@ -32,8 +40,12 @@ other jobs, or gone back to; boundaries with the kept ids. Newer versions read a
 """
 
 FORMAT_WITH_ROWS = 5
-"""The newest version that is read: for manifests whose newest batch is not done, with the rows in flight. A reader that
-does not know them would lose the rows. All other documents have the format before, byte for byte."""
+"""For manifests whose newest batch is not done, with the rows in flight. A reader that does not know them would lose
+the rows. All other documents have the format before, byte for byte."""
+
+FORMAT_WITH_SOURCES = 6
+"""The newest version that is read: for manifests of jobs with named sources, whose positions belong to the names, and
+of operators with clocks of their own. A reader that does not know them would give a source the position of another."""
 
 D = TypeVar("D")
 NOTHING_YOUNGER: Mapping[str, Any] = MappingProxyType({})
@@ -56,7 +68,7 @@ def encode_document(
     """
     values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
     for outer, inner in left_out:
-        given = values[outer]
+        given = values.get(outer)
         fields = given if given is None or isinstance(given, dict) else fields_of(given)
         if fields is not None and not fields[inner]:
             values[outer] = {name: value for name, value in fields.items() if name != inner}
@@ -93,9 +105,9 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         version = header["format"]
         if type(version) is not int or version < 1:
             raise ValueError("format is not a version number")
-        if version > FORMAT_WITH_ROWS:
+        if version > FORMAT_WITH_SOURCES:
             raise UnsupportedFormat(
-                f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_WITH_ROWS}. "
+                f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_WITH_SOURCES}. "
                 "Upgrade Stillstate; nothing was changed"
             )
         size = header["bytes"]

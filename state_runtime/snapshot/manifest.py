@@ -16,6 +16,7 @@ from state_runtime.base.progress import Progress
 from state_runtime.snapshot.document import (
     FORMAT_VERSION,
     FORMAT_WITH_ROWS,
+    FORMAT_WITH_SOURCES,
     decode_document,
     encode_document,
     header_format,
@@ -135,13 +136,22 @@ class TimeEntry:
 
     Attributes:
         batch_time_ms: processing time of the epoch.
-        watermark_ms: the epoch's watermark, which decides which rows are late in the next one.
-        event_time_ms: per watermarked column of the source the highest event time so far.
+        watermark_ms: the epoch's watermark over all sources; an operator's rows are late in the next epoch by
+            `watermark_of`.
+        event_time_ms: per watermarked column of the sources the highest event time so far.
+        clocks: the watermark of each operator that does not have `watermark_ms`: its own sources are further.
+        seen_ms: per source that may be left out while it is idle, the batch time of its newest rows.
     """
 
     batch_time_ms: int
     watermark_ms: int = 0
     event_time_ms: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, int] = field(default_factory=dict)
+    seen_ms: dict[str, int] = field(default_factory=dict)
+
+    def watermark_of(self, uid: str) -> int:
+        """Return the watermark of an operator."""
+        return self.clocks.get(uid, self.watermark_ms)
 
 
 @dataclass(frozen=True)
@@ -290,6 +300,9 @@ class SourcePosition:
         logs: indices of the sources with a log of seen files (`sources/<index>`); the entries are in the changelog
             and the layers, because they grow with the input.
         files: files of the other sources below `sources`, byte for byte. A manifest without the field has no such file.
+        names: for each line of `offsets` the name of its source in the pipeline; empty if no source has a name. The
+            index of a line is the source's number here, whatever its place in the pipeline, and stays when sources come
+            and go (pipeline/source_names.py).
     """
 
     batch_id: int
@@ -299,6 +312,7 @@ class SourcePosition:
     commit: str
     logs: tuple[int, ...] = ()
     files: tuple[SourceFile, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -358,6 +372,7 @@ class OpenBatch:
 
     Attributes:
         late_watermark_ms: the watermark that decides which of its rows are late: that of the batch before.
+        late_clocks: the same of each operator that has another one.
         settled: uids of the operators that are done with it: with their rows, and with everything that was due.
         begun: uid of the operator that has begun to process due work, because its input is complete; or empty.
         listing: path of the segment whose index lists the rows in flight (`SegmentIndex.passes`); empty without such
@@ -373,6 +388,7 @@ class OpenBatch:
     listing: str = ""
     segments: tuple[SegmentEntry, ...] = ()
     operators: tuple[InflightNumbers, ...] = ()
+    late_clocks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -473,14 +489,17 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the file's bytes; the size limit is checked before anything is written."""
-        knows = self.open_batch is None or self.format_version >= FORMAT_WITH_ROWS
-        check(knows, "a manifest with an open batch has a format that knows of it")
+        check(self.format_version >= _format_needed(self), "a manifest has a format that knows all of its fields")
         body = encode_document(
             "manifest",
             self,
             self.format_version,
             left_out=(
                 ("source", "files"),
+                ("source", "names"),
+                ("time", "clocks"),
+                ("time", "seen_ms"),
+                ("open_batch", "late_clocks"),
                 *(
                     (outer, inner)
                     for outer in ("progress", "previous")
@@ -510,8 +529,8 @@ class Manifest:
         format_version = header_format(data)
         if manifest.format_version != format_version:
             raise CorruptManifest(f"{where} names format {manifest.format_version} inside format {format_version}")
-        if manifest.open_batch is not None and format_version < FORMAT_WITH_ROWS:
-            raise CorruptManifest(f"{where} is damaged: format {format_version} has no open batches")
+        if format_version < _format_needed(manifest):
+            raise CorruptManifest(f"{where} is damaged: it has fields that format {format_version} does not have")
         _check_numbers(manifest, where)
         for segment in manifest.stored_segments:
             check_relative_path(segment.path)
@@ -522,6 +541,7 @@ class Manifest:
                 check_relative_path(path)
         if manifest.source is not None:
             _check_source_files(manifest.source, where)
+            _check_source_names(manifest.source, where)
         if manifest.shards is not None:
             check_relative_path(manifest.shards.path)
         for output in manifest.outputs:
@@ -542,7 +562,17 @@ class Manifest:
 
 def format_of(manifest: Manifest) -> int:
     """Return the format of a manifest: the oldest that can represent it."""
-    return FORMAT_VERSION if manifest.open_batch is None else FORMAT_WITH_ROWS
+    return max(FORMAT_VERSION, _format_needed(manifest))
+
+
+def _format_needed(manifest: Manifest) -> int:
+    """Return the oldest format that knows the fields that a manifest has; 0 if all formats do."""
+    time, batch, source = manifest.time, manifest.open_batch, manifest.source
+    has_clocks = time is not None and bool(time.clocks or time.seen_ms)
+    has_late_clocks = batch is not None and bool(batch.late_clocks)
+    if has_clocks or has_late_clocks or (source is not None and source.names):
+        return FORMAT_WITH_SOURCES
+    return 0 if batch is None else FORMAT_WITH_ROWS
 
 
 def _check_open_batch(batch: OpenBatch, where: str) -> None:
@@ -606,6 +636,17 @@ def _check_source_files(position: SourcePosition, where: str) -> None:
             raise CorruptManifest(f"{where} is damaged: a file of a source cannot be decoded: {error}") from error
     if len(paths) > SOURCE_FILES_MAX or size > SOURCE_FILES_BYTES_MAX:
         raise CorruptManifest(f"{where} is damaged: the files of its sources are {len(paths)} with {size:,} bytes")
+
+
+def _check_source_names(position: SourcePosition, where: str) -> None:
+    """Check that each source has a name, if any has.
+
+    Raises:
+        CorruptManifest: there are more or fewer names than sources, or a number without a source.
+    """
+    lines = len(position.offsets.split("\n")) - 2
+    if position.names and (len(position.names) != lines or any(number >= lines for number in position.logs)):
+        raise CorruptManifest(f"{where} is damaged: {len(position.names)} names for {lines} sources")
 
 
 def _check_states(operator: OperatorEntry, where: str) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class TaskJob:
         root_id: of the job root (see `root_id`); empty: that of the store's URL and the job's name.
         base_commit_id: of the newest committed snapshot; distinguishes it from any other with its id.
         run_uid: of the run; empty if nothing on the host is to be bound to the job.
+        clocks: of the operators whose watermarks are not those of `clock`: what is due by, and what is late by, in ms.
     """
 
     name: str
@@ -78,6 +79,14 @@ class TaskJob:
     root_id: str = ""
     base_commit_id: str = ""
     run_uid: str = ""
+    clocks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def of_operator(self, uid: str) -> TaskJob:
+        """Return the same with the operator's own clock."""
+        if uid not in self.clocks:
+            return self
+        watermark_ms, late_ms = self.clocks[uid]
+        return replace(self, clock=replace(self.clock, watermark_ms=watermark_ms, late_watermark_ms=late_ms))
 
     def __repr__(self) -> str:
         return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"

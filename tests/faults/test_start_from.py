@@ -44,7 +44,7 @@ from state_runtime.reading.references import references
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
-from state_runtime.snapshot.document import FORMAT_WITH_ROWS, encode_document
+from state_runtime.snapshot.document import FORMAT_WITH_SOURCES, encode_document
 from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
@@ -1021,7 +1021,7 @@ def test_a_damaged_newest_snapshot_can_be_gone_back_behind(
     for snapshot_id in range(lost.snapshot_id - newest_two, lost.snapshot_id + 1):
         body = root.read(manifest_path(snapshot_id), 1 << 20)
         flipped = bytes([*body[:-10], body[-10] ^ 1, *body[-9:]])
-        newer = encode_document("manifest", lost, FORMAT_WITH_ROWS + 1)
+        newer = encode_document("manifest", lost, FORMAT_WITH_SOURCES + 1)
         root.put(manifest_path(snapshot_id), {"empty": b"", "flipped": flipped, "newer format": newer}[damage])
     before = listing(root)
     with pytest.raises((CorruptManifest, UnsupportedFormat)):

@@ -18,7 +18,7 @@ from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, re
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.job import Stream
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.pipeline.watermark import watermark_columns
 from tests.job_settings import job_settings
 
@@ -120,7 +120,10 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Stream], Any]
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     frame = spark.createDataFrame([], SCHEMA)
     return compile_pipeline(
-        spark, OpenedSource(frame, watermark_columns(frame.schema)), job.plan().graph, JobSettings()
+        spark,
+        OpenedSources.of_one(OpenedSource(frame, watermark_columns(frame.schema))),
+        job.plan().graph,
+        JobSettings(),
     )
 
 
@@ -133,9 +136,9 @@ def test_no_more_than_what_is_aggregated_is_read(spark: SparkSession, tmp_path: 
     assert stage.reads == ("true AS `__stillstate_all`", "`n`")
     assert stage.partial is not None
     assert stage.output.names == ["total", "rows"]
-    assert pipeline.source_reads == {"n"}
+    assert pipeline.source_reads == ({"n"},)
     counting = compiled(spark, tmp_path, lambda s: s.aggregate(uid="all", rows=aggregates.count()))
-    assert counting.source_reads == frozenset()
+    assert counting.source_reads == (frozenset(),)
 
 
 def test_a_key_of_no_columns_is_pointed_to_the_stream(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from state_runtime import JobSettings, StreamingJob, VectorizedProcessor, aggreg
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 
 pytestmark = pytest.mark.spark
@@ -94,7 +94,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Any], Any]) -
     job = StreamingJob("collated", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     opened = OpenedSource(spark.createDataFrame([], schema), watermark_columns(schema))
-    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
+    return compile_pipeline(spark, OpenedSources.of_one(opened), job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -144,7 +144,7 @@ def test_both_sides_of_a_join_are_looked_at(spark: SparkSession, tmp_path: Path)
         with pytest.raises(
             InvalidPipeline, match=f"the {which} stream of the join: column '{which[0]}' has the collation"
         ):
-            plan.compiled(spark, plan.opened_source(spark))
+            plan.compiled(spark, plan.opened_sources(spark))
 
 
 def test_what_is_refused_is_what_spark_refuses_to_compare_by_bytes(spark: SparkSession) -> None:

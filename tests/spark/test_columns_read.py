@@ -17,7 +17,7 @@ from pyspark.sql.window import Window
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
 from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import items
@@ -57,7 +57,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Any], Any]) -
     job = StreamingJob("columns", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), watermark_columns(SCHEMA))
-    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
+    return compile_pipeline(spark, OpenedSources.of_one(opened), job.plan().graph, JobSettings())
 
 
 def added(frame: DataFrame) -> DataFrame:
@@ -112,7 +112,7 @@ def test_an_operator_reads_its_keys_and_arguments_and_of_the_source_what_these_a
     pipeline = compiled(spark, tmp_path, build)
     if reads is not None:
         assert pipeline.stages[0].reads == tuple(map(quoted, reads))
-    assert pipeline.source_reads == (None if of_source is None else frozenset(of_source))
+    assert pipeline.source_reads == (None if of_source is None else frozenset(of_source),)
 
 
 def _joined(frame: DataFrame) -> DataFrame:

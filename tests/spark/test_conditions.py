@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from state_runtime import JobSettings, StreamingJob, aggregates
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,12 @@ def compiled(spark: SparkSession, tmp_path: Path, **wanted: aggregates.Aggregate
     job = StreamingJob("conditions", store=str(tmp_path / "store"))
     stream = job.read(lambda _: None)  # type: ignore[arg-type, return-value]
     stream.key_by("k").aggregate(uid="sums", **wanted)
-    return compile_pipeline(spark, OpenedSource(spark.createDataFrame([], SCHEMA), ()), job.plan().graph, JobSettings())
+    return compile_pipeline(
+        spark,
+        OpenedSources.of_one(OpenedSource(spark.createDataFrame([], SCHEMA), ())),
+        job.plan().graph,
+        JobSettings(),
+    )
 
 
 def test_what_a_condition_reads_is_computed_before_the_shuffle_and_no_more_is_sent(

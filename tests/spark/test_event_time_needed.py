@@ -28,7 +28,7 @@ def refused(spark: SparkSession, tmp_path: Path, build: Callable[[StreamingJob],
     build(job)
     plan = job.plan()
     with pytest.raises(InvalidPipeline) as told:
-        plan.compiled(spark, plan.opened_source(spark))
+        plan.compiled(spark, plan.opened_sources(spark))
     return str(told.value)
 
 
@@ -103,7 +103,7 @@ def test_windows_behind_windows_may_stay_open_as_long(spark: SparkSession, tmp_p
     job = StreamingJob("timed", store=str(tmp_path / "store"))
     hours(open_longer(job), allowed_lateness="30 seconds")
     plan = job.plan()
-    compiled = plan.compiled(spark, plan.opened_source(spark))
+    compiled = plan.compiled(spark, plan.opened_sources(spark))
     assert [stage.operator.uid for stage in compiled.stages if stage.operator] == ["minutes", "next"]
 
 
@@ -137,7 +137,7 @@ def test_what_an_aggregate_emits_once_has_the_event_time_of_its_key(spark: Spark
     job = StreamingJob("timed", store=str(tmp_path / "store"))
     once(job.read(marked).key_by("value", "timestamp"))
     plan = job.plan()
-    compiled = plan.compiled(spark, plan.opened_source(spark))
+    compiled = plan.compiled(spark, plan.opened_sources(spark))
     assert compiled.stages[0].output["timestamp"].metadata == {DELAY_METADATA: 1000}
 
     def build(job: StreamingJob) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, reading, windows
 from state_runtime.base.errors import InvalidData
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.spark.prepared import frames_of
 
 pytestmark = pytest.mark.spark
@@ -167,7 +167,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Build) -> CompiledPipel
     job = StreamingJob("partial", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     source = OpenedSource(spark.createDataFrame([], SCHEMA), ())
-    return compile_pipeline(spark, source, job.plan().graph, JobSettings())
+    return compile_pipeline(spark, OpenedSources.of_one(source), job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize(

@@ -108,5 +108,5 @@ def test_a_pipeline_with_other_python_says_so(spark: SparkSession, tmp_path: Pat
     sink = ForeachEpoch(lambda frame, epoch: None) if where == "sink" else ParquetSink(str(tmp_path / "out"))
     stream.write(sink)
     plan = job.plan()
-    pipeline = plan.compiled(spark, plan.opened_source(spark))
+    pipeline = plan.compiled(spark, plan.opened_sources(spark))
     assert pipeline.hands_only_its_own == (where == "nowhere")

@@ -18,7 +18,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.compile import TransformStep, compile_pipeline
 from state_runtime.pipeline.graph import Edge, Graph, SegmentNode, SourceNode
 from state_runtime.pipeline.repeatable import cut_by_epochs, unrepeatable_columns
-from state_runtime.pipeline.sources import cleans_up, open_source, unrepeatable_source, unwatched
+from state_runtime.pipeline.sources import cleans_up, open_sources, unrepeatable_source, unwatched
 from state_runtime.spark.arrow import arrow_schema_of, arrow_type, spark_schema_of, spark_type
 from state_runtime.spark.frames import PublicFrames
 from state_runtime.spark.internals import INTERNALS, Internal
@@ -99,17 +99,19 @@ def test_what_may_not_run_is_refused_by_what_is_printed(spark: SparkSession, tmp
     """State of Spark's, a source that forgets, and watermarks of which nobody could say what they saw."""
     for what, frame, _ in stateful_streams(spark, tmp_path):
         with pytest.raises(InvalidPipeline, match=f"keeps state, {what}"):
-            open_source(spark, "job", of(frame))
+            open_sources(spark, "job", of(frame))
     reader = spark.readStream.format("socket").options(host="localhost", port=9)
     assert unrepeatable_source(reader.load()) == "socket"
     ticks = inbox(tmp_path, "c", [1])(spark)
     marked = ticks.withWatermark("at", "1 second")
     with pytest.raises(InvalidPipeline, match=r"withWatermark\('at', …\) is called on a stream that has"):
-        open_source(spark, "job", of(marked.select("at").withWatermark("at", "2 seconds")))
+        open_sources(spark, "job", of(marked.select("at").withWatermark("at", "2 seconds")))
     for frame in (marked.union(ticks), marked.where("at > timestamp'2024-01-01'")):
         with pytest.raises(InvalidPipeline, match=r"as the last step of read\(\)"):
-            open_source(spark, "job", of(frame))
-    opened = open_source(spark, "job", of(ticks.where("n > 0").withWatermark("at", "1 second").select("k", "at")))
+            open_sources(spark, "job", of(frame))
+    opened = open_sources(
+        spark, "job", of(ticks.where("n > 0").withWatermark("at", "1 second").select("k", "at"))
+    ).inputs[0]
     assert [(column.name, column.node) for column in opened.watermarks] == [("at", None)]
 
 
@@ -173,7 +175,7 @@ def test_an_error_of_the_users_code_is_no_refusal(spark: SparkSession, tmp_path:
 
     before = set(INTERNALS._refused)
     graph = Graph((SourceNode("", inbox(tmp_path, "a", [1])), SegmentNode((Edge(0),), TransformStep(fails))))
-    source = open_source(spark, "job", graph)
+    source = open_sources(spark, "job", graph)
     with pytest.raises(UserCodeError, match="no such thing"):
         compile_pipeline(spark, source, graph, JobSettings())
     assert before == INTERNALS._refused

@@ -23,12 +23,12 @@ from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
 from state_runtime.pipeline.sources import (
     OpenedSource,
     cleans_up,
-    open_source,
+    open_sources,
     unwatched,
     warn_of_files_passed_over,
     warn_of_patterns,
 )
-from state_runtime.pipeline.watermark import advance, observed, watermark_columns
+from state_runtime.pipeline.watermark import watermark_columns
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import TimeEntry
 from state_runtime.spark.frames import PublicFrames
@@ -205,7 +205,7 @@ def test_the_watermark_of_a_source_is_sparks_whatever_the_source_is_made_of(
         "filtered by its time": short.where("at < timestamp'2024-01-01 02:00:20Z'"),
         "filtered by what is drawn": short.withColumn("r", rand(7)).where("r > 0.5"),
     }
-    opened = {name: open_source(spark, "job", of(frame)) for name, frame in {**by_rows, **by_inputs}.items()}
+    opened = {name: open_sources(spark, "job", of(frame)).inputs[0] for name, frame in {**by_rows, **by_inputs}.items()}
     asked = {name for name, source in opened.items() if any(column.node is not None for column in source.watermarks)}
     assert asked == set(by_inputs)
     assert {name for name, s in opened.items() if unwatched(s.frame, s.watermarks) is s.frame} == asked
@@ -228,17 +228,18 @@ def of(frame: DataFrame) -> Graph:
 def both_watermarks(opened: OpenedSource, policy: Literal["min", "max"]) -> tuple[list[int], list[int]]:
     """Of each batch of a source: ours, and what Spark says of the same batch."""
     pipeline, ours = CompiledPipeline((), watermarks=opened.watermarks, graph=of(opened.frame)), []
+    clocks = pipeline.clocks(policy)
     time: TimeEntry | None = None
 
     def epoch(batch: DataFrame, number: int) -> None:
         nonlocal time
-        time = advance(time, number, pipeline.watermarks, policy)
+        time = clocks.advanced(time, number)
         ours.append(time.watermark_ms)
         made = plan_epoch(
             batch, pipeline, 1, frames=PublicFrames, task=no_task, wake={}, beginning=frozenset(), is_batch=True
         )
         made.run()
-        time = observed(time, made.event_time_ms())
+        time = clocks.observed(time, made.event_time_ms())
 
     query = opened.frame.writeStream.foreachBatch(epoch).trigger(availableNow=True).start()
     query.awaitTermination()
@@ -280,10 +281,10 @@ def test_a_watermark_upon_another_one_is_refused_as_spark_refuses_it(spark: Spar
         with pytest.raises(
             InvalidPipeline, match=r"withWatermark\('at', …\) is called on a stream that has a watermark"
         ):
-            open_source(spark, "job", of(frame))
+            open_sources(spark, "job", of(frame))
     spark.conf.set(REDEFINITION_CONF, "false")
     try:
-        assert len(open_source(spark, "job", of(marked.withWatermark("at", "2 seconds"))).watermarks) == 2
+        assert len(open_sources(spark, "job", of(marked.withWatermark("at", "2 seconds"))).watermarks) == 2
     finally:
         spark.conf.unset(REDEFINITION_CONF)
 
@@ -336,7 +337,7 @@ def test_a_stream_that_spark_keeps_state_for_is_refused_with_the_operator_to_use
     """The state would lie in Spark's scratch: the first run went well, and no restart came up."""
     for what, frame, instead in stateful_streams(spark, tmp_path):
         with pytest.raises(InvalidPipeline, match=f"keeps state, {what}") as told:
-            open_source(spark, "job", of(frame))
+            open_sources(spark, "job", of(frame))
         assert instead in str(told.value).partition("behind read()")[2], what
 
 
@@ -346,7 +347,7 @@ def test_tables_that_a_stream_is_joined_with_may_be_made_in_any_way(spark: Spark
     table = spark.createDataFrame([("a", 1)], "k string, w int").groupBy("k").agg({"w": "max"}).distinct().limit(3)
     table.createOrReplaceTempView("table_of_keys")
     for frame in (ticks.join(table, "k"), ticks.where("k IN (SELECT k FROM table_of_keys)")):
-        assert open_source(spark, "job", of(frame)).frame is frame
+        assert open_sources(spark, "job", of(frame)).inputs[0].frame is frame
 
 
 AGED: Final = "maxFileAge"

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from state_runtime import JobSettings, StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 
 pytestmark = pytest.mark.spark
@@ -34,7 +34,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Any], Any]) -
     job = StreamingJob("updates", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), watermark_columns(SCHEMA))
-    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
+    return compile_pipeline(spark, OpenedSources.of_one(opened), job.plan().graph, JobSettings())
 
 
 def summed(stream: Any) -> Any:

@@ -29,7 +29,7 @@ from state_runtime import (
 from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeError
 from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.sources import OpenedSource, OpenedSources
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -323,7 +323,7 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
     job, stream = source(root, "built")
     then(stream.key_by("name"))
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), ())
-    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
+    return compile_pipeline(spark, OpenedSources.of_one(opened), job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize(

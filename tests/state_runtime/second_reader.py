@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-FORMATS = (1, 2, 3, 4, 5)
+FORMATS = (1, 2, 3, 4, 5, 6)
 MAGIC = b"STSEG001"
 MIB = 1 << 20
 BYTES_MAX = {"manifest": 8 * MIB, "boundary": 16 * MIB, "shard-files": 256 * MIB}

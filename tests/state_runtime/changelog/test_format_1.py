@@ -103,7 +103,7 @@ def test_a_job_of_format_1_goes_on_in_the_new_format(store: str, clock: FakeCloc
 def test_an_older_reader_refuses_the_new_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the header alone."""
     body = encode_document("manifest", Manifest(FORMAT_VERSION, "u", 1, 1, "c", "checkpoint", 0, 4))
-    monkeypatch.setattr(document, "FORMAT_WITH_ROWS", 1)
+    monkeypatch.setattr(document, "FORMAT_WITH_SOURCES", 1)
     with pytest.raises(UnsupportedFormat, match=rf"has format {FORMAT_VERSION}.*reads up to 1"):
         Manifest.decode(body, "here")
 

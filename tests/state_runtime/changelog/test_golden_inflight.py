@@ -88,7 +88,7 @@ def test_a_manifest_with_an_open_batch_is_of_format_5_and_of_none_before() -> No
     assert manifest.format_version == 5
     fields = json.loads(manifest.encode().split(b"\n")[1])
     fields["format_version"] = 4
-    with pytest.raises(CorruptManifest, match="open batch"):
+    with pytest.raises(CorruptManifest, match="format 4 does not have"):
         Manifest.decode(enveloped("manifest", json.dumps(fields).encode(), 4), "here")
 
 

@@ -11,6 +11,7 @@ from state_runtime import JobSettings
 from state_runtime.base.settings import CheckpointSettings
 from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.epoch_budget import BudgetPlanner, EpochBudget
+from state_runtime.snapshot.manifest import TimeEntry
 from state_runtime.task.acknowledgement import Acknowledgement
 from tests.job_settings import job_settings
 from tests.state_runtime.driver.inflight_chains import steps_operators as operators
@@ -25,7 +26,7 @@ def governor(settings: JobSettings = UNALIGNED, parallelism: int = 2) -> BudgetP
 
 
 def plan(of: BudgetPlanner, *, reads: bool = True, until_s: float = 0.0, now_ms: int = NOW_MS) -> EpochBudget:
-    return of.plan(BatchProgress.begun(0), reads=reads, now_ms=now_ms, until_checkpoint_s=until_s)
+    return of.plan(BatchProgress.begun(TimeEntry(0)), reads=reads, now_ms=now_ms, until_checkpoint_s=until_s)
 
 
 def task(shard: int = 0, **more: Any) -> Acknowledgement:
@@ -123,7 +124,7 @@ def test_the_time_is_dealt_out_by_what_operators_took() -> None:
 
 def test_a_settled_operator_gets_no_time() -> None:
     """An operator that is done with the batch has nothing to take time for."""
-    book = replace(BatchProgress.begun(0), settled=frozenset({STEPS}))
+    book = replace(BatchProgress.begun(TimeEntry(0)), settled=frozenset({STEPS}))
     stages = started().plan(book, reads=False, now_ms=NOW_MS, until_checkpoint_s=0.0).stages
     assert [stages[uid].within_s for uid in (STEPS, WINDOWS, TOTALS)] == [0.0, 2.0, 4.0]
 

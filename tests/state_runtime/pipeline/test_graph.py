@@ -132,12 +132,12 @@ JOINED = (read("l"), read("r"), operator("join", 0, 1))
 WHAT_IS_SAID_OF = {
     "one that reads twice": ((read("s"), operator("self", 0, 0)), "first step after read"),
     "a join beside a reader": ((*JOINED[:2], segment(0), operator("join", 0, 1)), "first step after read"),
-    "several sources": ((read("a"), read("b"), operator("o", 0)), "already reads a source"),
-    "a source beside a join": ((*JOINED, read("more")), "already reads a source"),
+    "a source that nothing reads": ((read("a"), read("b"), operator("o", 0)), "no step reads source 'b'"),
+    "a source beside a join": ((*JOINED, read("more"), sink("all", 3)), "the two streams of the join alone"),
     "a join behind a step": ((read("l"), read("r"), segment(1), operator("join", 0, 2)), "first step after read"),
     "a join behind a sink": ((read("l"), read("r"), sink("raw", 0), operator("join", 0, 1)), "first step after read"),
     "a join of three": ((read("a"), read("b"), read("c"), operator("join", 0, 1, 2)), "first step after read"),
-    "two joins": ((*JOINED, read("x"), read("y"), operator("other", 3, 4)), "already reads a source"),
+    "two joins": ((*JOINED, read("x"), read("y"), operator("other", 3, 4)), "the two streams of the join alone"),
     "a side output": ((read(), operator("o", 0), SinkNode("late", None, Edge(1, "late"))), "main output only"),
 }
 
@@ -152,11 +152,12 @@ def test_what_the_form_can_say_and_a_run_cannot_do_is_refused_by_name(name: str)
 
 
 @given(graphs())
-def test_graphs_of_one_source_are_run_and_those_that_a_join_of_two_begins(graph: Graph) -> None:
+def test_graphs_are_run_whose_sources_are_all_read_and_those_that_a_join_of_two_begins(graph: Graph) -> None:
     """With any branches and unions; nothing but the join reads the two."""
     sources = [index for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)]
     joins = [node for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
-    is_run = sources == [0] and not joins
+    is_read = all(graph.readers(each) or graph.sinks(each) for each in sources)
+    is_run = not joins and (len(sources) == 1 or is_read)
     if len(sources) == 2 and len(joins) == 1:
         is_run = sorted(edge.node for edge in joins[0].inputs) == sources and not any(
             graph.sinks(each) or len(graph.readers(each)) != 1 for each in sources

@@ -29,7 +29,7 @@ from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline.compile import _check_dots
 from state_runtime.pipeline.graph import Graph, SourceNode
 from state_runtime.pipeline.operators import ProcessorStep, _declared_states, _key_field, parse_schema
-from state_runtime.pipeline.sources import open_source, way_to_key
+from state_runtime.pipeline.sources import open_sources, way_to_key
 
 OUT = "key string, n long"
 SCHEMA = T.StructType([T.StructField("key", T.StringType()), T.StructField("s", T.StructType([T.StructField("id", T.LongType())]))])  # fmt: skip
@@ -220,9 +220,9 @@ def test_a_pipeline_that_cannot_be_built_names_the_line_of_the_step(
     assert [re.fullmatch(at(line), f"({place})") is not None for line, place in zip(
         (steps + 1, steps + 1, steps + 2, steps + 4), (node.at for node in plan.graph.nodes), strict=True
     )] == [True] * 4  # fmt: skip
-    monkeypatch.setattr("state_runtime.pipeline.plan.open_source", raises)
+    monkeypatch.setattr("state_runtime.pipeline.sources._frame", raises)
     with pytest.raises(InvalidPipeline, match=f"it does not fit {at(steps + 1)}"):
-        plan.opened_source(None)  # type: ignore[arg-type]
+        plan.opened_sources(None)  # type: ignore[arg-type]
 
 
 def raises(*_: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_connector_that_is_missing_is_one_sentence_with_the_line_to_add(tmp_pa
         raise ValueError("Failed to find data source: kafka. Please deploy the application as per …")
 
     with pytest.raises(InvalidPipeline) as told:
-        open_source(None, "orders", Graph((SourceNode("", read),)))  # type: ignore[arg-type]
+        open_sources(None, "orders", Graph((SourceNode("", read),)))  # type: ignore[arg-type]
     assert re.fullmatch(
         r"job 'orders': Spark has no connector for Kafka; .* spark: \{conf: \{spark\.jars\.packages: "
         r"org\.apache\.spark:spark-sql-kafka-0-10_2\.13:\d+\.\d+\.\d+\}\} \(the version of Spark, .*\)",

@@ -26,7 +26,7 @@ from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop, request_stop
-from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_ROWS, encode_document
+from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_SOURCES, encode_document
 from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, read_boundary
 from state_runtime.snapshot.fencing import live_run, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
@@ -130,7 +130,7 @@ def test_a_damaged_newest_manifest_stops_the_start_and_nothing_is_written(
         "empty": b"",
         "half": body[: len(body) // 2],
         "flip": flipped,
-        "newer": encode_document("manifest", run.last, FORMAT_WITH_ROWS + 1),
+        "newer": encode_document("manifest", run.last, FORMAT_WITH_SOURCES + 1),
         "other id": replace(run.last, snapshot_id=7).encode(),
     }[damage]
     before = dict(store.objects)
@@ -160,8 +160,8 @@ def test_a_damaged_boundary_or_job_file_stops_the_start(
 
 def test_a_root_of_a_newer_version_is_refused_untouched(store: DictStore, clock: FakeClock, ids: CountingIds) -> None:
     """A downgrade must not write old formats among new ones."""
-    info = JobInfo("u", "job", 32768, FORMAT_WITH_ROWS + 1, 0)
-    store.child("job").put(JOB_FILE, encode_document("job", info, FORMAT_WITH_ROWS + 1))
+    info = JobInfo("u", "job", 32768, FORMAT_WITH_SOURCES + 1, 0)
+    store.child("job").put(JOB_FILE, encode_document("job", info, FORMAT_WITH_SOURCES + 1))
     before = dict(store.objects)
     with pytest.raises(UnsupportedFormat, match="Upgrade"):
         open_job_root(store.child("job"), "job", clock=clock, ids=ids)

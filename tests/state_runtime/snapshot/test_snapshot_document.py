@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from model import empty_manifest, examples
 from store_contract import HOSTILE
 
-from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidConfiguration, UnsupportedFormat
+from state_runtime.base.errors import (
+    CorruptData,
+    CorruptManifest,
+    InvalidConfiguration,
+    StillstateError,
+    UnsupportedFormat,
+)
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot import paths
-from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_ROWS, decode_document, encode_document
+from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_SOURCES, decode_document, encode_document
 from state_runtime.snapshot.manifest import (
     FileEntry,
     InflightNumbers,
@@ -33,9 +39,12 @@ from state_runtime.snapshot.manifest import (
     StagedOutput,
     StateEntry,
     TableEntry,
+    TimeEntry,
+    format_of,
 )
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.store.paths import check_relative_path
+from tests.fuzz.targets import enveloped
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
 relative = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -56,22 +65,30 @@ tables = st.builds(
 )
 files = st.builds(FileEntry, relative, sizes, texts)
 layers = st.builds(LayerEntry, sizes, sizes, st.tuples(tables), st.tuples(files))
+clocks = st.dictionaries(names, sizes, max_size=2)
+times = st.builds(TimeEntry, sizes, sizes, clocks, clocks, clocks)
+positions = st.builds(SourcePosition, sizes, texts, texts, texts, texts, st.lists(st.integers(0, 9)).map(tuple))
+named_positions = st.lists(names, min_size=1, max_size=3).map(
+    lambda known: SourcePosition(0, "", "v1\n{}" + "\n-" * len(known), "", "", (len(known) - 1,), names=tuple(known))
+)
 open_batches = st.builds(
-    lambda late, settled, held, numbers: OpenBatch(
+    lambda late, settled, held, numbers, clocks: OpenBatch(
         late,
         tuple(settled),
         listing=held[0].path if held and numbers else "",
         segments=tuple(held) if numbers else (),
         operators=tuple(numbers) if held else (),
+        late_clocks=clocks,
     ),
     sizes,
     st.lists(names, max_size=2),
     st.lists(segments, max_size=2, unique_by=lambda s: s.path),
     st.lists(st.builds(InflightNumbers, names, sizes, sizes, sizes, sizes), max_size=2, unique_by=lambda n: n.uid),
+    clocks,
 )
 manifests = st.builds(
     Manifest,
-    format_version=st.just(FORMAT_WITH_ROWS),
+    format_version=st.just(FORMAT_WITH_SOURCES),
     job_uid=texts,
     snapshot_id=sizes,
     term=sizes,
@@ -82,7 +99,8 @@ manifests = st.builds(
     operators=st.tuples(st.builds(OperatorEntry, names, texts, texts, st.tuples(st.builds(StateEntry, texts, st.just("value"), texts)))),
     segments=st.lists(segments, max_size=3).map(tuple),
     layers=st.lists(layers, max_size=2).map(tuple),
-    source=st.none() | st.builds(SourcePosition, sizes, texts, texts, texts, texts, st.lists(st.integers(0, 9)).map(tuple)),
+    source=st.none() | positions | named_positions,
+    time=st.none() | times,
     outputs=st.tuples(st.builds(StagedOutput, names, sizes, st.tuples(st.builds(StagedFile, relative, relative, sizes, sizes)))),
     versions=st.dictionaries(texts, texts, max_size=3),
     progress=st.none() | progresses,
@@ -120,6 +138,37 @@ def test_equal_manifests_are_equal_bytes(manifest: Manifest) -> None:
     """A lost answer is recognised by comparing bytes, so encoding must not depend on how a value was made."""
     again = dataclasses.replace(manifest, versions=dict(reversed(manifest.versions.items())))
     assert again.encode() == manifest.encode()
+
+
+@given(manifests)
+@examples(70)
+def test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields(manifest: Manifest) -> None:
+    """A reader of that format must not pass over what it does not know, and none is refused without need."""
+    needed = format_of(manifest)
+    time, batch, source = manifest.time, manifest.open_batch, manifest.source
+    of_sources = [time and (time.clocks or time.seen_ms), batch and batch.late_clocks, source and source.names]
+    assert needed == (6 if any(of_sources) else 5 if batch is not None else 4)
+    fitting = dataclasses.replace(manifest, format_version=needed)
+    assert Manifest.decode(fitting.encode(), "m") == fitting
+    if needed > 4:
+        older = dataclasses.replace(manifest, format_version=needed - 1)
+        with pytest.raises(StillstateError, match="a format that knows all of its fields"):
+            older.encode()
+        fields = json.loads(manifest.encode().split(b"\n")[1])
+        body = json.dumps({**fields, "format_version": needed - 1}, separators=(",", ":")).encode()
+        with pytest.raises(CorruptManifest, match=f"format {needed - 1} does not have"):
+            Manifest.decode(enveloped("manifest", body, needed - 1), "m")
+
+
+@pytest.mark.parametrize("damage", [{"names": ["a"]}, {"names": ["a", "b", "c"]}, {"logs": [2]}])
+def test_names_that_do_not_fit_the_sources_are_damage(damage: dict[str, object]) -> None:
+    """A source would read on from the position of another one."""
+    position = SourcePosition(1, "", "v1\n{}\n1\n2", "", "", (1,), names=("a", "b"))
+    manifest = Manifest(FORMAT_WITH_SOURCES, "u", 1, 1, "c", "checkpoint", 0, 1, source=position)
+    fields = json.loads(manifest.encode().split(b"\n")[1])
+    fields["source"].update(damage)
+    with pytest.raises(CorruptManifest, match="names for 2 sources"):
+        Manifest.decode(enveloped("manifest", json.dumps(fields).encode(), FORMAT_WITH_SOURCES), "m")
 
 
 @dataclass(frozen=True)
@@ -181,7 +230,7 @@ def with_header(body: bytes, **changes: Any) -> bytes:
 
 def test_a_newer_format_is_unsupported_before_its_body_is_read() -> None:
     """A newer version may have any body; the reader must say "upgrade", not "damaged"."""
-    data = with_header(b"what a newer version writes", format=FORMAT_WITH_ROWS + 1)
+    data = with_header(b"what a newer version writes", format=FORMAT_WITH_SOURCES + 1)
     with pytest.raises(UnsupportedFormat, match="Upgrade Stillstate; nothing was changed"):
         decode_document("boundary", Numbered, data, "where.json")
 

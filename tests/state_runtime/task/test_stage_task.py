@@ -212,7 +212,8 @@ def test_waiting_rows_have_the_columns_that_their_operator_reads_now(aggregated_
     books: Any = SimpleNamespace(shards=ShardIndex.at_start(1, {}, {}, ["counts"]), needed_rows=frozenset())
     tasks = StageTasks(context, None, books, None, None)  # type: ignore[arg-type]
     budget = EpochBudget(None, {}, frozenset())
-    task = tasks._stage_task(None, None, budget, BatchProgress(0, passes=(waits,)), False, stage, 0)  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(of_operator=lambda uid: None)
+    task = tasks._stage_task(job, None, budget, BatchProgress(0, passes=(waits,)), False, stage, 0)
     keys = pa.array(["a", "a"])
     stored = pa.RecordBatch.from_arrays([keys, pa.array([1, 2])], names=["k", "gone"])
     host: Any = SimpleNamespace(read=lambda held: SortedRows(stored, hash_rows([keys]), pa.array([0, 1]).to_numpy()))
