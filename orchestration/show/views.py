@@ -17,7 +17,7 @@ from rich.text import Text
 
 from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
-from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry
+from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry, TimeEntry
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.probes.look import Look
 from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
@@ -390,7 +390,7 @@ def _facts(job: str, manifest: Manifest, shared: Shared) -> Table:
         ("job uid", manifest.job_uid),
         ("parallelism", str(manifest.parallelism)),
         ("batch time", "-" if manifest.time is None else time_text(manifest.time.batch_time_ms)),
-        ("watermark", "-" if manifest.time is None else time_text(manifest.time.watermark_ms)),
+        ("watermark", "-" if manifest.time is None else _watermarks(manifest.time)),
         ("source position", "none yet" if source is None else f"after batch {source.batch_id}"),
         ("offsets", "-" if source is None else _offsets(source)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
@@ -597,6 +597,12 @@ def _bytes(value: int | None) -> str:
 
 def _age(value: float | None) -> str:
     return "-" if value is None else duration_text(value)
+
+
+def _watermarks(time: TimeEntry) -> str:
+    """Return the job's watermark, and under it those of the operators that have others."""
+    own = [f"{uid}: {time_text(clock_ms)}" for uid, clock_ms in sorted(time.clocks.items())]
+    return "\n".join([time_text(time.watermark_ms), *own])
 
 
 def _offsets(source: SourcePosition) -> str:

@@ -57,6 +57,8 @@ class Guard:
 _BATCH_BOOK = "tests/state_runtime/driver/test_batch_progress.py::"
 _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
 _DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
+_CLOCKS = "tests/state_runtime/pipeline/test_clocks.py::"
+_NAMES = "tests/state_runtime/pipeline/test_source_names.py::"
 _TIME = "tests/state_runtime/driver/test_processing_time.py::"
 _FIT = "tests/state_runtime/pipeline/test_inflight_fit.py::"
 _STAGE = "tests/state_runtime/task/test_stage_task.py::"
@@ -403,7 +405,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "shared-rows",
         "state_runtime/driver/epoch_plan.py",
-        "        elif readers > 1:\n",
+        "        elif readers > 1 and not is_apart:\n",
         "        elif readers > 99:\n",
         "tests/spark/test_branches.py::test_a_step_that_is_read_twice_runs_once",
     ),
@@ -413,6 +415,57 @@ GUARDS: tuple[Guard, ...] = (
         "        shape = (shape, made.partitions(frame))\n",
         "        pass\n",
         "tests/spark/test_rebound.py::test_a_plan_of_branches_is_kept_for_each_number_of_partitions",
+    ),
+    Guard(
+        "positions-by-name",
+        "state_runtime/pipeline/source_names.py",
+        "        numbers += known or new\n",
+        "        numbers += range(len(numbers), len(numbers) + source.streams)\n",
+        f"{_NAMES}test_each_source_reads_on_where_it_was",
+    ),
+    Guard(
+        "missing-source",
+        "state_runtime/pipeline/source_names.py",
+        "    if missing and not allow_dropped:\n",
+        "    if missing and not allow_dropped and not sources:\n",
+        f"{_NAMES}test_a_source_that_is_missing_is_refused_with_what_is_new",
+    ),
+    Guard(
+        "position-of-a-source-that-is-away",
+        "state_runtime/pipeline/source_names.py",
+        "    return SourceNumbers(tuple(names), tuple(numbers), before if missing else None)\n",
+        "    return SourceNumbers(tuple(names), tuple(numbers), None)\n",
+        f"{_NAMES}test_files_and_logs_of_a_source_go_with_its_name",
+    ),
+    Guard(
+        "clock-by-the-operators-before",
+        "state_runtime/pipeline/watermark.py",
+        "            of_inputs += [clocks[before] for before in given.operators]\n",
+        "            of_inputs += [clocks[before] for before in given.operators] if not of_inputs else []\n",
+        f"{_CLOCKS}test_no_operator_drops_what_another_one_gives_it_and_answers_are_those_of_a_batch_query",
+    ),
+    Guard(
+        "late-by-the-operators-own-clock",
+        "state_runtime/driver/stage_tasks.py",
+        "            job=job.of_operator(uid),\n",
+        "            job=job,\n",
+        "tests/spark/test_several_sources.py::"
+        "test_several_sources_give_what_a_batch_query_gives_each_operator_by_its_own_clock",
+    ),
+    Guard(
+        "nothing-is-idle-before-a-run-could-read",
+        "state_runtime/driver/driver_state.py",
+        "replace(head, time=replace(head.time, seen_ms={}))\n",
+        "head\n",
+        "tests/state_runtime/driver/test_interval.py::test_no_source_is_idle_while_no_run_could_read_it",
+    ),
+    Guard(
+        "format-of-names",
+        "state_runtime/snapshot/manifest.py",
+        "    if has_clocks or has_late_clocks or (source is not None and source.names):\n",
+        "    if has_clocks or has_late_clocks:\n",
+        "tests/state_runtime/snapshot/test_snapshot_document.py::"
+        "test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields",
     ),
     Guard(
         "text-of-the-input",

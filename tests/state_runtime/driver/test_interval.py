@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model import CountingIds, examples
+from model import CountingIds, empty_manifest, examples
 
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
 from state_runtime.base.progress import Progress, together, with_times
@@ -20,10 +23,19 @@ from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.merge_changes import fold_changes
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.writer import source_log_changes
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
 from state_runtime.driver.numbers import checkpoint_ms
 from state_runtime.driver.shard_index import ShardIndex, ShardStep
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
+from state_runtime.snapshot.manifest import (
+    Manifest,
+    OperatorEntry,
+    SegmentEntry,
+    StagedFile,
+    StagedOutput,
+    StateEntry,
+    TimeEntry,
+)
 from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
@@ -313,3 +325,20 @@ def test_epochs_of_a_restored_job_go_on_above_those_that_are_published_already()
     """An older backup in the root's place: with a number that the output has, every start would end at its first checkpoint."""
     assert first_head(replace(LAST, epoch=6, snapshot_id=4), 12).epoch == 12
     assert first_head(replace(LAST, epoch=6, snapshot_id=4), 5).epoch == 6
+
+
+def test_no_source_is_idle_while_no_run_could_read_it() -> None:
+    """A job that was down for a day would begin with all of its sources idle, and take what the slower ones bring for late."""
+    time = TimeEntry(5, 7, {"a.at": 9}, {"w": 8}, {"a": 1})
+    context: Any = SimpleNamespace(
+        parallelism=1,
+        pipeline=SimpleNamespace(operators=()),
+        settings=JobSettings(),
+        entries=(),
+        clock=SYSTEM_CLOCK,
+        on_trial=False,
+        drop_inflight=False,
+        root=None,
+    )
+    head = DriverState.open(context, replace(empty_manifest(), time=time)).interval.head
+    assert head.time == replace(time, seen_ms={})
