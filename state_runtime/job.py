@@ -644,36 +644,58 @@ class KeyedStream:
 
     def interval_join(
         self,
-        right: Source,
+        right: Source | Stream | KeyedStream,
         *,
         uid: str,
         lower: str,
         upper: str,
         right_keys: tuple[str, ...] | list[str] = (),
         how: str = "inner",
+        event_time: str = "",
     ) -> Stream:
         """Join with a second stream: equal keys, and right event time in [left event time + lower, left event time +
         upper].
 
-        Vectorised. Both streams need Spark's `withWatermark`; rows wait in state until no later row can match them. It
-        must be the first step after `read`; stateless code belongs into the two streams. Emits the left stream's
-        columns, then the right one's without its keys.
+        Vectorised. Both streams need event time (Spark's `withWatermark`, or the output of an operator that has it);
+        rows wait in state until no later row can match them. Emits the left stream's columns, then the right one's
+        without its keys.
 
         Args:
-            right: the second stream, as for `read`.
+            right: the second stream: one of the job, with its keys (`key_by`) or without, or a source as for `read`.
             lower, upper: durations, may be negative: "-5 minutes".
-            right_keys: its key columns, if they have other names.
+            right_keys: its key columns, if they have other names and it has no keys yet.
             how: "inner", or "left-outer", also as Spark spells it ("left", "leftouter", "left_outer"): a left row
                 without a match is emitted with nulls when no match can come any more.
+            event_time: "left" or "right": the output keeps that side's event time ("right" of an inner join only).
+                Operators behind go by a watermark that is held back by as long as rows may wait for a match. By default
+                the output has no event time.
 
         Example:
-            job.read(views).key_by("ad").interval_join(clicks, lower="0 seconds", upper="10 minutes", uid="clicked")
+            clicked = views.key_by("ad").interval_join(
+                clicks.key_by("ad_id"), lower="0 seconds", upper="10 minutes", uid="clicked", event_time="left"
+            )
         """
         check_uid(uid, "operator uid")
         range_us = parse_duration_us(lower), parse_duration_us(upper)
-        step = IntervalJoinStep(uid, *range_us, _JOINS.get(how.lower(), how.lower()))
-        rows = self._pipeline.add(SourceNode(f"{uid}.right", right))
-        return self._then(step, Port(rows, tuple(right_keys) or self._keys))
+        kind = _JOINS.get(how.lower(), how.lower())
+        if event_time not in ("", "left", "right") or (event_time == "right" and kind != "inner"):
+            raise InvalidPipeline(
+                f'operator {uid!r}: event_time={event_time!r} must be "left", or "right" of an inner join (a left row '
+                "without a match has no right time)"
+            )
+        return self._then(IntervalJoinStep(uid, *range_us, kind, event_time), self._right_side(right, uid, right_keys))
+
+    def _right_side(self, right: Source | Stream | KeyedStream, uid: str, keys: Sequence[str]) -> Port:
+        if not isinstance(right, Stream | KeyedStream):
+            rows = self._pipeline.add(SourceNode(f"{uid}.right", right))
+            return Port(rows, tuple(keys) or self._keys)
+        if right._pipeline is not self._pipeline:  # noqa: SLF001 - of this module
+            raise InvalidPipeline(f"operator {uid!r}: the right stream is one of another job")
+        if isinstance(right, Stream):
+            return Port(right._rows, tuple(keys) or self._keys)  # noqa: SLF001 - of this module
+        if keys:
+            raise InvalidPipeline(f"operator {uid!r}: the right stream has keys by key_by(); leave out right_keys")
+        return Port(right._rows, right._keys)  # noqa: SLF001 - of this module
 
     def _then(self, step: OperatorStep, *others: Port) -> Stream:
         node = OperatorNode(step, (Port(self._rows, self._keys), *others))

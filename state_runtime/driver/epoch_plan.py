@@ -16,7 +16,8 @@ from functools import partial
 from pyspark.sql import DataFrame
 
 from state_runtime.pipeline.compile import CompiledPipeline, Stage, runtime_columns
-from state_runtime.pipeline.graph import SegmentNode, SinkNode, SourceNode
+from state_runtime.pipeline.graph import OperatorNode, SegmentNode, SinkNode, SourceNode
+from state_runtime.pipeline.join_rows import Sides
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.anchors import AnchoredPlan
@@ -174,7 +175,11 @@ def _planned(
         given = [rows[edge.node] for edge in node.inputs] or [frame]
         if is_apart := isinstance(node, SourceNode) and pipeline.united is not None:
             given = [pipeline.united.rows(frame, index)]
-        last = node.code.function(*given) if isinstance(node, SegmentNode) else given[0]
+        last = given[0]
+        if isinstance(node, SegmentNode):
+            last = node.code.function(*given)
+        elif isinstance(node, OperatorNode) and len(given) > 1 and not pipeline.is_joined:
+            last = Sides.of(node, *given).united()
         if index in stages:
             number, stage = stages[index]
             *before, last = _staged(made, last, stage, functions[number], number, asked)

@@ -21,9 +21,13 @@ from state_runtime.pipeline.columns_read import SourceReads, columns_read, decid
 from state_runtime.pipeline.conditions import conditioned
 from state_runtime.pipeline.graph import Graph, OperatorNode, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
+from state_runtime.pipeline.join_rows import Sides
 from state_runtime.pipeline.operators import (
     AggregateStep,
+    IntervalJoinStep,
+    JoinedSides,
     LatestByStep,
+    NoEventTime,
     OperatorStep,
     ProcessorStep,
     WindowStep,
@@ -179,12 +183,22 @@ class CompiledPipeline:
             for node in self.graph.nodes
             if isinstance(node, SourceNode) and node.idle_after_ms is not None
         }
-        return Clocks(self.watermarks, policy, self.clock_inputs, idle_after_ms)
+        held_back_ms = {
+            node.uid: node.step.held_back_ms
+            for node in self.graph.nodes
+            if isinstance(node, OperatorNode) and isinstance(node.step, IntervalJoinStep)
+        }
+        return Clocks(self.watermarks, policy, self.clock_inputs, idle_after_ms, held_back_ms)
 
     @property
     def has_shared_rows(self) -> bool:
         """Return whether rows are read by several nodes: of a node, or of a batch that holds several sources."""
         return self.graph.has_branches or self.united is not None
+
+    @property
+    def is_joined(self) -> bool:
+        """Return whether a batch has the rows of both sides of a join, as that takes them."""
+        return self.sources is not None and self.sources.joined is not None
 
     @property
     def united(self) -> OpenedSources | None:
@@ -304,16 +318,17 @@ class _Compiling:
         self._inputs[index] = self._inputs_of(node)
 
     def operator(self, index: int, node: OperatorNode) -> None:
-        before, step = node.ports[0].input.node, node.step
-        given = self._schemas[before]
+        step, before = node.step, [edge.node for edge in node.inputs]
+        given, sides = self._given(node)
         _check_dots(given)
-        self._updates[index] = _check_updates(step, self._updates[before])
+        self._updates[index] = _check_updates(step, next(filter(None, (self._updates[n] for n in before)), ""))
         self._clock_inputs[node.uid] = self._inputs_of(node)
         self._inputs[index] = ClockInputs(operators=frozenset({node.uid}))
         chosen = conditioned(self._spark, node, given)
-        operator, given_up = build_operator(
-            chosen.node, chosen.schema, self._sources.inputs[0], self._settings, self._session
-        )
+        try:
+            operator, given_up = build_operator(chosen.node, chosen.schema, sides, self._settings, self._session)
+        except NoEventTime as error:
+            raise InvalidPipeline(f"{error}; {self._way_to_event_time(node)}") from error
         if given_up:
             self._dropped[node.uid] = given_up
         self._schemas[index] = output_schema(step, operator, given)
@@ -324,9 +339,34 @@ class _Compiling:
         read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
         refuse_collations(chosen.told(read), f"operator {node.uid!r}")
         partial = partial_rows(operator, chosen.schema)
-        self._reads.by(before, reads)
+        for n in before:
+            self._reads.by(n, () if sides is not None else reads)
         self._stage(index, operator, read, reads, initial=initial, partial=partial)
         _check_names(self._schemas[index], f"step {type(step).__name__}")
+
+    def _way_to_event_time(self, node: OperatorNode) -> str:
+        before = self._inputs_of(node).operators
+        for each in self._graph.nodes:
+            if isinstance(each, OperatorNode) and isinstance(each.step, IntervalJoinStep) and each.uid in before:
+                return (
+                    f'the output of join {each.uid!r} has none unless interval_join(…, event_time="left") says which '
+                    "side's it keeps"
+                )
+        return (
+            "call Spark's withWatermark on the stream that the job reads, or name the event_time_column of the "
+            "operator before"
+        )
+
+    def _given(self, node: OperatorNode) -> tuple[T.StructType, JoinedSides | None]:
+        """Return the schema of an operator's input, and of a join those of both sides."""
+        if len(node.ports) == 1:
+            return self._schemas[node.ports[0].input.node], None
+        if self._sources.joined is not None:
+            return self._sources.inputs[0].frame.schema, self._sources.joined
+        left, right = (self._spark.createDataFrame([], self._schemas[edge.node]) for edge in node.inputs)
+        sides = Sides.of(node, left, right)
+        sides.check(f"operator {node.uid!r}")
+        return sides.united().schema, (left.schema, right.schema)
 
     def sinks(self, index: int) -> None:
         """Compile the sinks on a node that has been compiled."""

@@ -19,8 +19,8 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.graph import OperatorNode, Port
+from state_runtime.pipeline.key_names import way_to_key
 from state_runtime.pipeline.odd_times import hour_that_comes_twice
-from state_runtime.pipeline.sources import OpenedSource, way_to_key
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
@@ -132,13 +132,33 @@ class DeduplicateStep:
 
 @dataclass(frozen=True)
 class IntervalJoinStep:
-    """Rows of two streams with equal keys and times within a range; the first step of its pipeline."""
+    """Rows of two streams with equal keys and times within a range.
+
+    Attributes:
+        event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none.
+    """
 
     uid: str
     kind: ClassVar[str] = "interval_join"
     lower_us: int
     upper_us: int
     how: str
+    event_time: str = ""
+
+    @property
+    def held_back_ms(self) -> int:
+        """How far the clock of its output is behind its own: a row waits for a later one of the other side, and comes
+        with the time that it had."""
+        waits_us = {"": 0, "left": self.upper_us, "right": -self.lower_us}[self.event_time]
+        return max(0, -(-waits_us // 1000))
+
+
+JoinedSides: TypeAlias = tuple[T.StructType, T.StructType]
+"""The columns of both sides of a join."""
+
+
+class NoEventTime(InvalidPipeline):
+    """An operator goes by event time, and no column of its input carries any."""
 
 
 OperatorStep: TypeAlias = (
@@ -147,38 +167,46 @@ OperatorStep: TypeAlias = (
 
 
 def build_operator(
-    node: OperatorNode, schema: T.StructType, source: OpenedSource, settings: JobSettings, session: SessionSettings
+    node: OperatorNode,
+    schema: T.StructType,
+    sides: JoinedSides | None,
+    settings: JobSettings,
+    session: SessionSettings,
 ) -> tuple[Operator, frozenset[str]]:
     """Build the operator of a node.
 
     Args:
         schema: of the node's input, with the mark on the column that carries event time.
+        sides: of a join; None for other operators.
         session: the settings taken from Spark's session.
 
     Returns:
         The operator, and the states that its processor deletes (`deleteIfExists`).
 
     Raises:
-        InvalidPipeline: it cannot run on this input. UserCodeError: a processor's `init` or `states` raised.
+        InvalidPipeline: it cannot run on this input; NoEventTime names no remedy.
+        UserCodeError: a processor's `init` or `states` raised.
     """
     step: OperatorStep = node.step
     keys = T.StructType([_key_field(schema, name, step.uid) for name in node.keys])
     if isinstance(step, ProcessorStep):
-        return _processor(step, keys, schema, source, settings, session)
+        return _processor(step, keys, schema, settings, session)
     none: frozenset[str] = frozenset()
     if isinstance(step, AggregateStep):
-        return _aggregate(step, keys, schema, source), none
+        return _aggregate(step, keys, schema), none
     if isinstance(step, WindowStep):
-        return _window(step, keys, schema, source), none
+        return _window(step, keys, schema), none
     if isinstance(step, IntervalJoinStep):
-        return _interval_join(step, node.ports, keys, source, settings), none
-    return _vectorized(step, keys, schema, source, settings), none
+        assert sides is not None
+        return _interval_join(step, node.ports, keys, sides, settings), none
+    return _vectorized(step, keys, schema, settings), none
 
 
 def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -> T.StructType:
     """Return an operator's output schema, with the mark on the column that carries event time, if it has one.
 
-    A join's output has none: rows without a match come long after their own time, and would then be late.
+    A join's output has one if the step says whose: rows come long after their own time, so operators behind it must go
+    by a clock that is held back (`IntervalJoinStep.held_back_ms`).
 
     Args:
         given: the operator's input.
@@ -203,6 +231,9 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
         marked, metadata = WINDOW, {DELAY_METADATA: 0, kind: True}
         if lateness_us := parse_duration_us(step.allowed_lateness):
             metadata[LATENESS_METADATA] = lateness_us
+    elif isinstance(operator, IntervalJoinOperator) and isinstance(step, IntervalJoinStep) and step.event_time:
+        plan = operator.plan
+        marked, metadata = plan.left_time if step.event_time == "left" else plan.right_time, {DELAY_METADATA: 0}
     else:
         return schema
     fields = [
@@ -211,9 +242,7 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
     return T.StructType(fields)
 
 
-def _aggregate(
-    step: AggregateStep, keys: T.StructType, schema: T.StructType, source: OpenedSource
-) -> AggregateOperator:
+def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) -> AggregateOperator:
     plan = plan_aggregates(step.aggregates, arrow_schema(schema), step.uid)
     taken = set(keys.names) & set(step.aggregates)
     if taken:
@@ -222,7 +251,7 @@ def _aggregate(
         )
     event_time = ""
     if step.output_mode == "append":
-        event_time = _needed_event_time(step.uid, schema, 'output_mode "append" needs', source)
+        event_time = _needed_event_time(step.uid, schema, 'output_mode "append" needs')
         _check_in_time(step.uid, schema, event_time)
         if event_time not in keys.names:
             raise InvalidPipeline(
@@ -242,8 +271,8 @@ def _aggregate(
     )
 
 
-def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: OpenedSource) -> Operator:
-    time = _needed_event_time(step.uid, schema, "windows need", source)
+def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Operator:
+    time = _needed_event_time(step.uid, schema, "windows need")
     operator = plan_windows(
         uid=step.uid,
         key_columns=tuple(keys.names),
@@ -279,28 +308,17 @@ def _check_in_time(uid: str, schema: T.StructType, event_time: str, lateness_us:
         )
 
 
-def _needed_event_time(uid: str, schema: T.StructType, who_needs: str, source: OpenedSource) -> str:
+def _needed_event_time(uid: str, schema: T.StructType, who_needs: str) -> str:
     """Return the column with event time; refuse an input without one."""
     if found := event_time_column(schema):
         return found
-    way = (
-        "call Spark's withWatermark on the stream that the job reads, or name the event_time_column of the operator "
-        "before"
-    )
-    if source.left is not None:
-        way = (
-            "the output of an interval join has none, because a row without a match comes long after its own time. Put "
-            "a processor with an event_time_column between the two, or key an aggregate by the truncated time"
-        )
-    raise InvalidPipeline(f"operator {uid!r}: {who_needs} a column with event time; {way}")
+    raise NoEventTime(f"operator {uid!r}: {who_needs} a column with event time")
 
 
 def _interval_join(
-    step: IntervalJoinStep, ports: tuple[Port, ...], keys: T.StructType, source: OpenedSource, settings: JobSettings
+    step: IntervalJoinStep, ports: tuple[Port, ...], keys: T.StructType, sides: JoinedSides, settings: JobSettings
 ) -> IntervalJoinOperator:
-    assert source.left is not None
-    assert source.right is not None
-    times = [event_time_column(side) for side in (source.left, source.right)]
+    times = [event_time_column(side) for side in sides]
     for name, time in zip(("left", "right"), times):
         if not time:
             raise InvalidPipeline(
@@ -308,8 +326,8 @@ def _interval_join(
                 "on it"
             )
     plan = plan_interval_join(
-        arrow_schema(source.left),
-        arrow_schema(source.right),
+        arrow_schema(sides[0]),
+        arrow_schema(sides[1]),
         left_keys=ports[0].keys,
         right_keys=ports[1].keys,
         left_time=times[0],
@@ -334,7 +352,6 @@ def _vectorized(
     step: VectorizedStep | LatestByStep | DeduplicateStep,
     keys: T.StructType,
     schema: T.StructType,
-    source: OpenedSource,
     settings: JobSettings,
 ) -> VectorizedOperator:
     processor: Any
@@ -351,7 +368,7 @@ def _vectorized(
         if time_mode_of(processor, step.uid) != "event":
             event_time = ""
         else:
-            event_time = _needed_event_time(step.uid, schema, 'time_mode "event" needs', source)
+            event_time = _needed_event_time(step.uid, schema, 'time_mode "event" needs')
             _check_in_time(step.uid, schema, event_time)
     elif isinstance(step, LatestByStep):
         processor = plan_latest(key_columns, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
@@ -414,13 +431,12 @@ def _processor(
     step: ProcessorStep,
     keys: T.StructType,
     schema: T.StructType,
-    source: OpenedSource,
     settings: JobSettings,
     session: SessionSettings,
 ) -> tuple[StatefulProcessorOperator, frozenset[str]]:
     event_time = ""
     if step.time_mode == "event":
-        event_time = _needed_event_time(step.uid, schema, "time_mode eventTime needs", source)
+        event_time = _needed_event_time(step.uid, schema, "time_mode eventTime needs")
         _check_in_time(step.uid, schema, event_time)
     handle = _declared_states(step)
     key_schema = arrow_schema(keys)

@@ -68,39 +68,19 @@ class Planned(Protocol):
 
 
 def refuse_unsupported(graph: Graph) -> None:
-    """Refuse a graph that a run does not support: a join reads two sources alone, and each source is read.
+    """Refuse a graph that a run does not support: each source is read, and no operator has more than two inputs.
 
     Raises:
         InvalidPipeline: with the line of the node that must be written differently.
     """
-    joins = [node for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
-    for node in joins:
-        if not _joins_two_sources(graph, node):
-            with step_at(node.at):
-                raise InvalidPipeline(
-                    f"operator {node.uid!r}: interval_join() must be the first step after read(); put stateless code "
-                    "into the two streams"
-                )
     sources = [index for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)]
-    joined = [edge.node for edge in joins[0].inputs] if joins else sources
     for index, each in enumerate(graph.nodes):
         with step_at(each.at):
-            if isinstance(each, SourceNode) and index not in joined:
-                raise InvalidPipeline(
-                    "a job with an interval_join() reads the two streams of the join alone; union other streams into "
-                    "one of them, inside its read()"
-                )
+            if isinstance(each, OperatorNode) and len(each.ports) > 2:
+                raise InvalidPipeline(f"operator {each.uid!r} has {len(each.ports)} inputs; a join has two")
             is_unread = not graph.readers(index) and not graph.sinks(index)
             if isinstance(each, SourceNode) and is_unread and len(sources) > 1:
                 raise InvalidPipeline(f"no step reads source {each.name!r}; remove its read(), or write it somewhere")
             for edge in each.inputs:
                 if edge.output:
                     raise InvalidPipeline(f"the output {edge.output!r} is read, and a step has its main output only")
-
-
-def _joins_two_sources(graph: Graph, node: OperatorNode) -> bool:
-    """Return whether a node reads two sources whose rows nothing else reads."""
-    read = [edge.node for edge in node.inputs]
-    return len(read) == 2 and all(
-        isinstance(graph.nodes[n], SourceNode) and not graph.sinks(n) and len(graph.readers(n)) == 1 for n in read
-    )

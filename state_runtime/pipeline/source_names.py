@@ -34,6 +34,11 @@ class SourceName:
     streams: int = 1
     was: str | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """Return whether the user has named it: neither the only source of a job, nor the right one of a join."""
+        return self.name != "" and "." not in self.name
+
 
 @dataclass(frozen=True)
 class SourceNumbers:
@@ -118,8 +123,13 @@ def source_numbers(
     """
     renamed = {source.was: source.name for source in sources if source.was is not None}
     stored = [renamed.get(name, name) for name in _names_of(before)]
-    if not any(stored) and not any(source.name for source in sources):
-        return PLAIN
+    if not any(stored):
+        unnamed = [source.name for source in sources if not source.is_given for _ in range(source.streams)]
+        is_as_it_was = before is None or len(sources) == 1 or len(unnamed) == len(stored)
+        if is_as_it_was and not any(source.is_given for source in sources):
+            return PLAIN
+        if len(unnamed) == len(stored):
+            stored = unnamed  # in the order that Spark read them in
     names, numbers = list(stored), list[int]()
     for source in sources:
         known = [number for number, name in enumerate(stored) if name == source.name]

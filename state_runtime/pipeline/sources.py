@@ -2,8 +2,8 @@
 
 Spark gives `foreachBatch` one frame, and its offset log is one for all that the frame reads. So several sources become
 one stream with a column for each, a struct of its rows that is null in the rows of the others; an epoch takes them
-apart again. The two sides of an interval join are united in the layout of `processors/builtin/interval_join.py`. Each
-batch holds the rows of all sources of its moment, and one position covers them all.
+apart again. Two sources that only a join reads are united in its layout (pipeline/join_rows.py). Each batch holds the
+rows of all sources of its moment, and one position covers them all.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from pyspark.sql.functions import col, lit, struct
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError, is_typed
 from state_runtime.base.usercode import step_at
-from state_runtime.pipeline.collations import refuse_collations
-from state_runtime.pipeline.graph import Graph, OperatorNode, Port, SourceNode
+from state_runtime.pipeline.graph import Graph, SourceNode
+from state_runtime.pipeline.join_rows import Sides, lone_join
 from state_runtime.pipeline.source_names import SourceName
 from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
-from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
 from state_runtime.spark.java_errors import chain_of, root_first, shown
 from state_runtime.spark.plans import fits_pattern, stream_sources
-from state_runtime.spark.sql import quoted, type_sql
+from state_runtime.spark.sql import quoted
 from state_runtime.spark.watermarks import (
     is_seen_at_the_top,
     redefined_watermarks,
@@ -49,7 +48,6 @@ __all__ = [
     "unwatched",
     "warn_of_files_passed_over",
     "warn_of_patterns",
-    "way_to_key",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -107,6 +105,12 @@ class OpenedSources:
     def of(self, node: int) -> OpenedSource:
         """Return the input that a source of the graph belongs to."""
         return self.inputs[self.nodes[node]]
+
+    @property
+    def joined(self) -> tuple[T.StructType, T.StructType] | None:
+        """Return the columns of both sides if the one input is two streams that a join reads."""
+        first = self.inputs[0]
+        return (first.left, first.right) if first.left is not None and first.right is not None else None
 
     @property
     def are_united(self) -> bool:
@@ -173,13 +177,14 @@ def open_sources(spark: SparkSession, job: str, graph: Graph) -> OpenedSources:
                     "different times. Read it once; any number of steps may go on from one read()"
                 )
             frames[index] = frame
-    ports = [node.ports for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
-    if ports:
+    names = tuple(SourceName(node.name, len(stream_sources(frames[n])), node.was) for n, node in nodes.items())
+    join = lone_join(graph)
+    if join is not None:
+        left, right = (frames[edge.node] for edge in join.inputs)
         with step_at(next(iter(nodes.values())).at):
-            return OpenedSources((_joined(spark, job, frames, ports[0]),), dict.fromkeys(frames, 0))
+            return OpenedSources((_joined(spark, job, Sides.of(join, left, right)),), dict.fromkeys(frames, 0), names)
     inside = [f"{_tag(number)}." if len(nodes) > 1 else "" for number in range(len(nodes))]
     inputs = tuple(_opened(spark, job, nodes[n], frames[n], tag) for n, tag in zip(nodes, inside, strict=True))
-    names = tuple(SourceName(node.name, len(stream_sources(frames[n])), node.was) for n, node in nodes.items())
     return OpenedSources(inputs, {index: number for number, index in enumerate(nodes)}, names)
 
 
@@ -189,33 +194,11 @@ def _opened(spark: SparkSession, job: str, node: SourceNode, frame: DataFrame, i
     return OpenedSource(frame, tuple(column.of_source(node.name, node.was) for column in found), node.name)
 
 
-def _joined(spark: SparkSession, job: str, frames: Mapping[int, DataFrame], ports: Sequence[Port]) -> OpenedSource:
-    left, right = (_Side(frames[port.input.node], port.keys) for port in ports)
-    for name, side in (("left", left), ("right", right)):
-        for key in side.keys:
-            if key not in side.frame.columns:
-                raise InvalidPipeline(
-                    f"job {job!r}: the {name} stream of the join has no key column {key!r}; it has "
-                    f"{', '.join(side.frame.columns)}{way_to_key(key, side.frame.schema)}"
-                )
-        refuse_collations(side.frame.schema, f"job {job!r}: the {name} stream of the join")
-    united = _united(left, right)
-    watermarks = _watermarks(spark, job, united, [left.frame, right.frame], _columns_of_sides(left, right))
-    return OpenedSource(united, watermarks, left=left.frame.schema, right=right.frame.schema)
-
-
-def way_to_key(name: str, schema: T.StructType) -> str:
-    """Return the hint for an error about a missing key column: the column that was probably meant."""
-    alike = [column for column in schema.names if column.lower() == name.lower()]
-    if alike:
-        return f". Write key_by({alike[0]!r}): names are compared exactly, also if spark.sql.caseSensitive is false"
-    if name.partition(".")[0] in schema.names and "." in name:
-        made = name.replace(".", "_")
-        return (
-            f". To key by a field of a struct, make it a column first: .transform(lambda df: df.withColumn({made!r}, "
-            f"col({name!r}))).key_by({made!r})"
-        )
-    return ""
+def _joined(spark: SparkSession, job: str, sides: Sides) -> OpenedSource:
+    sides.check(f"job {job!r}")
+    united = sides.united()
+    watermarks = _watermarks(spark, job, united, [sides.left, sides.right], sides.watermarks)
+    return OpenedSource(united, watermarks, left=sides.left.schema, right=sides.right.schema)
 
 
 def cleans_up(frame: DataFrame) -> bool:
@@ -303,22 +286,6 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
     return frame if any(column.node is not None for column in watermarks) else without_watermarks(frame)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One of the two streams of a join.
-
-    Attributes:
-        keys: the columns that must equal those of the other side, pairwise in order.
-    """
-
-    frame: DataFrame
-    keys: tuple[str, ...]
-
-    @property
-    def other_columns(self) -> T.StructType:
-        return T.StructType([f for f in self.frame.schema.fields if f.name not in self.keys])
-
-
 def _frame(spark: SparkSession, job: str, source: Source) -> DataFrame:
     if isinstance(source, DataFrame):
         frame = source
@@ -347,18 +314,6 @@ def _of_read(job: str, error: Exception) -> StillstateError:
     return UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {root_first(chain) if chain else error}")
 
 
-def _united(left: _Side, right: _Side) -> DataFrame:
-    united = []
-    for number, (side, other) in enumerate(((left, right), (right, left))):
-        named = [f"{quoted(key)} AS {quoted(name)}" for key, name in zip(side.keys, left.keys, strict=True)]
-        whole = f"struct({', '.join(map(quoted, side.other_columns.names))})"
-        nothing = f"CAST(NULL AS {type_sql(other.other_columns)})"
-        columns = (whole, nothing) if number == 0 else (nothing, whole)
-        tagged = [f"{number} AS {SIDE_COLUMN}", f"{columns[0]} AS {LEFT_COLUMN}", f"{columns[1]} AS {RIGHT_COLUMN}"]
-        united.append(side.frame.selectExpr(*named, *tagged))
-    return united[0].union(united[1])
-
-
 def _watermarks(
     spark: SparkSession, job: str, frame: DataFrame, inputs: Sequence[DataFrame], columns: tuple[WatermarkColumn, ...]
 ) -> tuple[WatermarkColumn, ...]:
@@ -380,9 +335,3 @@ def _watermarks(
             "input of a union with a delay of its own, or once on the union"
         )
     return columns if all(map(is_seen_at_the_top, inputs)) else watermarks_of_inputs(watermark_nodes(frame))
-
-
-def _columns_of_sides(left: _Side, right: _Side) -> tuple[WatermarkColumn, ...]:
-    """Event time of both sides, where the united frame has it."""
-    wrapped = [T.StructField(LEFT_COLUMN, left.other_columns), T.StructField(RIGHT_COLUMN, right.other_columns)]
-    return tuple(found for field in wrapped for found in watermark_columns(T.StructType([field])))

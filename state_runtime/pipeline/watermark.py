@@ -139,19 +139,22 @@ class Clocks:
     """What moves the clocks of a job's operators.
 
     An operator goes by the lowest clock of its inputs: of the sources that it reads, combined by the policy, and of the
-    operators before it. So what those emit because their clock has passed it is never late for it.
+    operators before it. So what those emit because their clock has passed it is never late for it. Rows of a join have
+    waited in addition: what comes behind it is held back by as long as they may.
 
     Attributes:
         columns: all of the sources' columns with event time.
         policy: how several columns are combined.
         inputs: per operator uid, in topological order.
         idle_after_ms: per source how long no row of it may come before it is left out.
+        held_back_ms: per operator uid how far the clock of its output is behind its own.
     """
 
     columns: tuple[WatermarkColumn, ...] = ()
     policy: Policy = "min"
     inputs: Mapping[str, ClockInputs] = field(default_factory=dict)
     idle_after_ms: Mapping[str, int] = field(default_factory=dict)
+    held_back_ms: Mapping[str, int] = field(default_factory=dict)
 
     def advanced(self, last: TimeEntry | None, batch_time_ms: int) -> TimeEntry:
         """Return the clocks of the epoch after `last`, before its own rows are seen.
@@ -167,7 +170,7 @@ class Clocks:
         clocks: dict[str, int] = {}
         for uid, given in self.inputs.items():
             of_inputs = self._reached(last, [c for c in awake if c.source in given.sources])
-            of_inputs += [clocks[before] for before in given.operators]
+            of_inputs += [clocks[before] - self.held_back_ms.get(before, 0) for before in given.operators]
             clocks[uid] = max(last.watermark_of(uid), min(of_inputs, default=0))
         own = {uid: clock_ms for uid, clock_ms in clocks.items() if clock_ms != watermark_ms}
         return replace(last, batch_time_ms=now_ms, watermark_ms=watermark_ms, clocks=own)

@@ -57,7 +57,7 @@ def test_behind_a_join_the_reason_is_the_join(spark: SparkSession, tmp_path: Pat
         windowed(joined.key_by("value"))
 
     message = refused(spark, tmp_path, build)
-    assert "the output of an interval join has none" in message
+    assert "the output of join 'join' has none unless interval_join(…, event_time=\"left\")" in message
     assert "withWatermark" not in message
 
 

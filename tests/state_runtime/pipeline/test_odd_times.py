@@ -10,7 +10,6 @@ from pyspark.sql import types as T
 from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.odd_times import AHEAD_MAX_MS, OddTimes, changed_zone, hour_that_comes_twice, odd_times
 from state_runtime.pipeline.operators import ProcessorStep, _processor
-from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import WatermarkColumn
 
@@ -91,7 +90,7 @@ def test_the_hour_that_comes_twice_is_told_of_processors_whose_frames_hold_times
     out = T.StructType([T.StructField("seen", T.TimestampType()), T.StructField("n", T.LongType())])
     schema = T.StructType([T.StructField("k", T.StringType()), T.StructField("at", T.TimestampType())])
     step = ProcessorStep("o", Times(), out, pandas=pandas)
-    keys, source = T.StructType(schema.fields[:1]), OpenedSource(None, ())  # type: ignore[arg-type]
+    keys = T.StructType(schema.fields[:1])
     with caplog.at_level(logging.WARNING):
-        _processor(step, keys, schema, source, JobSettings(), SessionSettings("Europe/Berlin"))
+        _processor(step, keys, schema, JobSettings(), SessionSettings("Europe/Berlin"))
     assert ["(at, seen)" in message for message in caplog.messages] == [True] * pandas

@@ -28,8 +28,9 @@ from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline.compile import _check_dots
 from state_runtime.pipeline.graph import Graph, SourceNode
+from state_runtime.pipeline.key_names import way_to_key
 from state_runtime.pipeline.operators import ProcessorStep, _declared_states, _key_field, parse_schema
-from state_runtime.pipeline.sources import open_sources, way_to_key
+from state_runtime.pipeline.sources import open_sources
 
 OUT = "key string, n long"
 SCHEMA = T.StructType([T.StructField("key", T.StringType()), T.StructField("s", T.StructType([T.StructField("id", T.LongType())]))])  # fmt: skip

@@ -64,6 +64,7 @@ def test_a_job_whose_sources_have_no_names_has_sparks_own_numbers() -> None:
     """Its snapshots are what they were, and Spark says itself if the number of sources has changed."""
     assert source_numbers([SourceName("", 2)], position("1", "2", "3")) is PLAIN
     assert source_numbers([SourceName("")], None) is PLAIN
+    assert source_numbers([SourceName(""), SourceName("join.right")], position("1", "2")) is PLAIN
     assert PLAIN.by_place("v2\nanything") == PLAIN.by_number("v2\nanything") == "v2\nanything"
 
 
@@ -77,6 +78,17 @@ def test_a_source_that_is_missing_is_refused_with_what_is_new() -> None:
     with pytest.raises(InvalidPipeline, match=r"position of the source without a name.*was=''"):
         numbers("orders", before=position("1"))
     assert numbers("orders", before=before, dropped=True).names == ("orders", "refunds")
+
+
+def test_the_sides_of_a_join_keep_their_positions_when_other_sources_come() -> None:
+    """Nobody has named them; their snapshots have them in the order in which Spark read them."""
+    sides = [SourceName("", 2), SourceName("join.right")]
+    found = source_numbers([SourceName("new"), *sides], position("1", "2", "3"))
+    assert (found.names, found.numbers) == (("", "", "join.right", "new"), (3, 0, 1, 2))
+    again = source_numbers(sides[:1], position("1", "2", "3", names=("", "", "join.right")), allow_dropped=True)
+    assert again.numbers == (0, 1)
+    grown = source_numbers([SourceName(""), SourceName("join.right")], position("1"))
+    assert grown.by_place(position("1").offsets) == offsets("1", "-")
 
 
 def test_another_name_is_said_and_keeps_the_number() -> None:
