@@ -231,6 +231,10 @@ bench-restart: setup ## Kill -9 of a driver to its first checkpoint, KILLS (20) 
 bench-branches: setup ## What a branch costs beside an operator of its own job (about 4 minutes)
 	$(BIN)/python -m benchmarks.branches
 
+.PHONY: bench-sources
+bench-sources: setup ## What named sources and joins anywhere cost beside streams that are united in read() (about 6 minutes)
+	$(BIN)/python -m benchmarks.sources
+
 .PHONY: bench-inflight
 bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)
 	$(BIN)/python -m benchmarks.inflight

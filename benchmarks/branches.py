@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from state_runtime import Progress, StreamingJob
 
-__all__ = ["app"]
+__all__ = ["EpochWatch", "Taken", "app"]
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("first", "second", "both")
@@ -78,12 +78,14 @@ def main(
 
 
 @dataclass
-class _Taken:
+class Taken:
+    """What each epoch took, by the clock and of the processor."""
+
     ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
 
 
-def _figures(rows: int, taken: Mapping[str, _Taken]) -> list[Figure]:
+def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
     found = []
     for what, target in (("cpu_ms", Target("<=", 1.2)), ("ms", None)):
         first, second, both = (median(getattr(taken[kind], what)) for kind in KINDS)
@@ -95,25 +97,29 @@ def _figures(rows: int, taken: Mapping[str, _Taken]) -> list[Figure]:
     return found
 
 
-def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, _Taken]:
+def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
     """The epochs of each job, without those that warm it up."""
-    found: dict[str, _Taken] = defaultdict(_Taken)
+    found: dict[str, Taken] = defaultdict(Taken)
     with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
         root = Path(folder)
         _write(root / "in", rows, WARM + epochs)
         for turn in range(turns):
             for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
-                watch = _Watch(found[kind], WARM)
+                watch = EpochWatch(found[kind], WARM)
                 _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
                 for left in ("store", "local", "out"):
                     shutil.rmtree(root / left, ignore_errors=True)
     return found
 
 
-class _Watch:
-    """Times epochs from one to the next."""
+class EpochWatch:
+    """Times epochs from one to the next.
 
-    def __init__(self, taken: _Taken, warm: int) -> None:
+    Args:
+        warm: how many do not count.
+    """
+
+    def __init__(self, taken: Taken, warm: int) -> None:
         self._taken = taken
         self._left = warm
         self._before = (time.perf_counter(), _cpu_s())

@@ -123,6 +123,56 @@ def test_joins_behind_operators_and_joins_give_what_a_batch_query_gives(
     check(spark, tmp_path, how)
 
 
+def test_windows_that_are_equal_are_joined(spark: SparkSession, tmp_path: Path) -> None:
+    """The window is a key, and its time lies in a range of nothing; what comes behind is in time."""
+    for name in ("orders", "refunds"):
+        write_input(tmp_path / name, files=4)
+    settings = job_settings(parallelism=3, local_dir=str(tmp_path / "local"))
+    job = StreamingJob("windows", store=str(tmp_path / "store"), settings=settings)
+
+    def counted(name: str, sql: str, time: str, value: str) -> Stream:
+        rows = job.read(lambda spark: read(spark, tmp_path, name, sql, time), name=name)
+        per_window = rows.transform(lambda df: df.selectExpr(f"{time} AS at", f"{value} AS v"))
+        found = per_window.window(
+            windows.tumbling("30 seconds"),
+            uid=name,
+            output_mode="append",
+            n=aggregates.count(),
+            total=aggregates.sum("v"),
+        )
+        return found.transform(
+            lambda df: df.selectExpr(
+                f"window.start AS {name}_start", f"window_time(window) AS {name}_at", f"total AS {name}"
+            )
+        )
+
+    orders = counted("orders", "id, amount, at", "at", "amount")
+    refunds = counted("refunds", BACK, "back_at", "back")
+    both = orders.key_by("orders_start").interval_join(
+        refunds.key_by("refunds_start"), lower="0 seconds", upper="0 seconds", uid="both", event_time="left"
+    )
+    both.write(ParquetSink(str(tmp_path / "both")), name="both")
+    last = both.window(windows.tumbling("2 minutes"), uid="last", output_mode="append", most=aggregates.max("orders"))
+    last.write(ParquetSink(str(tmp_path / "last")), name="last")
+    job.run(spark, trigger=ONCE)
+
+    def totals(name: str, sql: str, time: str, value: str) -> DataFrame:
+        rows = spark.read.schema(SCHEMA).parquet(str(tmp_path / name)).selectExpr(*sql.split(", "))
+        made = rows.groupBy(F.window(time, "30 seconds")).agg(F.sum(value).alias(name))
+        return made.selectExpr(f"window.start AS {name}_start", "window.end AS end", name)
+
+    now_s = watermark_s(spark, tmp_path)
+    left = totals("orders", "id, amount, at", "at", "amount")
+    right = totals("refunds", BACK, "back_at", "back").drop("end")
+    wanted = left.join(right, left.orders_start == right.refunds_start).where(f"unix_timestamp(end) <= {now_s}")
+    columns = ("orders_start", "orders", "refunds")
+    assert found(spark, tmp_path, "both", *columns) == Counter(map(tuple, wanted.select(*columns).collect()))
+    over = wanted.groupBy(F.window("orders_start", "2 minutes")).agg(F.max("orders").alias("most"))
+    over = over.where(f"unix_timestamp(window.end) <= {now_s}").selectExpr("window.end", "most")
+    assert over.count() > 1
+    assert found(spark, tmp_path, "last", "window.end", "most") == Counter(map(tuple, over.collect()))
+
+
 @pytest.mark.usefixtures("untried")
 def test_joins_by_public_ways_alone_give_the_same(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("orders", "refunds"):

@@ -24,7 +24,9 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
 from ..conftest import ROOT
+from .branches import write_input as write_orders
 from .jobs import assert_equals_batch, write_input
+from .test_joins import check
 
 pytestmark = pytest.mark.kill
 TIMEOUT_S = 240
@@ -33,10 +35,10 @@ TIMEOUT_S = 240
 class Driver:
     """One driver process; its lines are read as they come."""
 
-    def __init__(self, root: Path, *arguments: str, kill_at: str = "") -> None:
+    def __init__(self, root: Path, *arguments: str, kill_at: str = "", module: str = "tests.spark.drive") -> None:
         environment = {**os.environ, "STILLSTATE_KILL_AT": kill_at}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.drive", str(root), *arguments],
+            [sys.executable, "-m", module, str(root), *arguments],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -98,6 +100,24 @@ def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
     assert newest.term == 2 * len(KILL_POINTS)
     staged = list((tmp_path / "out-steps" / "_stillstate" / "staging").rglob("*.parquet"))
     assert staged == [], "staged files of dead runs are removed by the next one"
+
+
+def test_every_crash_of_a_job_with_several_sources_and_joins_is_repaired_by_one_with_other_shards_and_order(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """The one that starts again reads the sources in the other order, with another parallelism."""
+    joins, files = "tests.spark.drive_joins", 0
+    for number, point in enumerate(KILL_POINTS):
+        for name in ("orders", "refunds"):
+            write_orders(tmp_path / name, files=2, first=files)
+        files += 2
+        drivers.append(Driver(tmp_path, "orders,refunds", "3", kill_at=f"{point}:{1 + number % 2}", module=joins))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, "refunds,orders", "2", module=joins))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+    check(spark, tmp_path, "left-outer")
 
 
 # With the passage at which the driver dies: in the first interval of a run, in a later one, and at its end.

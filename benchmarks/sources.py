@@ -1,0 +1,137 @@
+"""`python -m benchmarks.sources`: what it costs that sources have names, and joins may stand anywhere.
+
+Pairs of jobs over the same files, in turns: two streams that are united inside one `read()`, beside two named sources that
+the graph unites; and a join that alone reads its two sources, beside the same join behind a step that changes nothing, for
+which the batch goes through one more shuffle. By the processor's time of driver, Java and workers together and by the clock.
+Prints one table and writes benchmarks/results/sources.json.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from benchmarks.branches import EpochWatch, Taken
+from benchmarks.engines import COMMON_CONF, set_up_python
+from benchmarks.measure import new_console
+from benchmarks.report import Figure, Report, describe_machine, median, render_table, usable_cores, write_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_runtime import StreamingJob
+
+__all__ = ["app"]
+
+RESULTS = Path(__file__).parent / "results"
+PAIRS = {
+    "two named sources / united in read()": ("named", "in-read"),
+    "join behind a step / of sources alone": ("join-anywhere", "join-of-sources"),
+}
+WARM = 15
+"""Epochs of a turn that do not count: plans are learnt, Java compiles."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def main(
+    rows: Annotated[list[int] | None, typer.Option(min=2, help="Rows of an epoch; may be given again.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="That count, of each job in each turn.")] = 25,
+    turns: Annotated[int, typer.Option(min=1, help="How often each job runs.")] = 2,
+) -> None:
+    """Measure named sources and joins anywhere; the median of all epochs of a job counts.
+
+    Example: [b]python -m benchmarks.sources --rows 1000[/b]
+    """
+    set_up_python()
+    from state_runtime.spark.session import build_session
+
+    spark = build_session("sources", master=f"local[{usable_cores()}]", conf=COMMON_CONF)
+    figures: list[Figure] = []
+    samples: dict[str, Any] = {}
+    try:
+        for count in rows or [1_000, 100_000]:
+            taken = _measured(spark, count, epochs, turns)
+            samples[str(count)] = {kind: {"ms": t.ms, "cpu_ms": t.cpu_ms} for kind, t in taken.items()}
+            for title, (ours, other) in PAIRS.items():
+                for what, name in (("cpu_ms", "processor"), ("ms", "clock")):
+                    mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
+                    figures.append(Figure(f"{count:,} rows: {title}, {name}", "ms", mine, theirs))
+    finally:
+        spark.stop()
+    settings = {"rows": rows, "epochs": epochs, "turns": turns, "all": COMMON_CONF}
+    made_at = datetime.now(UTC).isoformat(timespec="seconds")
+    report = Report("sources", made_at, tuple(figures), describe_machine(), settings, samples)
+    new_console().print(render_table(report))
+    write_json(report, RESULTS / "sources.json")
+
+
+def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
+    """The epochs of each job, without those that warm it up."""
+    found: dict[str, Taken] = defaultdict(Taken)
+    kinds = [kind for pair in PAIRS.values() for kind in pair]
+    with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
+        root = Path(folder)
+        for name in ("left", "right"):
+            _write(root / name, rows // 2, WARM + epochs)
+        for turn in range(turns):
+            for kind in kinds if turn % 2 == 0 else reversed(kinds):
+                watch = EpochWatch(found[kind], WARM)
+                _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
+                for left in ("store", "local", "out"):
+                    shutil.rmtree(root / left, ignore_errors=True)
+    return found
+
+
+def _write(folder: Path, rows: int, files: int) -> None:
+    """A file is a minute of events."""
+    folder.mkdir()
+    for number in range(files):
+        numbers = pa.array(range(number * rows, (number + 1) * rows), pa.int64()).to_numpy()
+        at = pa.array(1_700_000_000_000_000 + numbers * 60_000_000 // rows, pa.timestamp("us", "UTC"))
+        table = pa.table({"id": numbers, "a": numbers % 997, "amount": numbers % 100, "at": at})
+        pq.write_table(table, folder / f"{number:05}.parquet")
+
+
+def _job(root: Path, kind: str) -> StreamingJob:
+    from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates
+
+    settings = JobSettings(parallelism=usable_cores(), local_dir=str(root / "local"))
+    job = StreamingJob(kind, store=str(root / "store"), settings=settings)
+
+    def read(name: str, spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.schema("id long, a long, amount long, at timestamp")
+        return reader.option("maxFilesPerTrigger", 1).parquet(str(root / name)).withWatermark("at", "1 minute")
+
+    if kind.startswith("join"):
+        left = job.read(lambda spark: read("left", spark))
+        if kind == "join-anywhere":
+            left = left.transform(lambda df: df.select("id", "a", "amount", "at"))
+        made = left.key_by("id").interval_join(
+            lambda spark: read("right", spark).selectExpr("id AS other", "amount AS paid", "at AS paid_at"),
+            right_keys=["other"], lower="0 seconds", upper="5 seconds", uid="join",
+        )  # fmt: skip
+    else:
+        if kind == "named":
+            rows = job.read(lambda spark: read("left", spark), name="left").union(
+                job.read(lambda spark: read("right", spark), name="right")
+            )
+        else:
+            rows = job.read(lambda spark: read("left", spark).union(read("right", spark)))
+        made = rows.key_by("a").aggregate(uid="sums", n=aggregates.count(), total=aggregates.sum("amount"))
+    made.write(ParquetSink(str(root / "out")))
+    return job
+
+
+if __name__ == "__main__":
+    app()
