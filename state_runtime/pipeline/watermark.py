@@ -169,8 +169,11 @@ class Clocks:
         watermark_ms = max([last.watermark_ms, *self._reached(last, awake)])
         clocks: dict[str, int] = {}
         for uid, given in self.inputs.items():
+            before = [each for each in given.operators if each in clocks]
+            if not before and not any(c.source in given.sources for c in self.columns):
+                continue  # no event time reaches it; if its code asks for a watermark, it gets the job's
             of_inputs = self._reached(last, [c for c in awake if c.source in given.sources])
-            of_inputs += [clocks[before] - self.held_back_ms.get(before, 0) for before in given.operators]
+            of_inputs += [clocks[each] - self.held_back_ms.get(each, 0) for each in before]
             clocks[uid] = max(last.watermark_of(uid), min(of_inputs, default=0))
         own = {uid: clock_ms for uid, clock_ms in clocks.items() if clock_ms != watermark_ms}
         return replace(last, batch_time_ms=now_ms, watermark_ms=watermark_ms, clocks=own)

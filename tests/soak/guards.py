@@ -440,15 +440,15 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "clock-by-the-operators-before",
         "state_runtime/pipeline/watermark.py",
-        "            of_inputs += [clocks[before] - self.held_back_ms.get(before, 0) for before in given.operators]\n",
-        "            of_inputs += [clocks[b] - self.held_back_ms.get(b, 0) for b in given.operators] if not of_inputs else []\n",
+        "            of_inputs += [clocks[each] - self.held_back_ms.get(each, 0) for each in before]\n",
+        "            of_inputs += [] if of_inputs else [clocks[each] - self.held_back_ms.get(each, 0) for each in before]\n",
         f"{_CLOCKS}test_no_operator_drops_what_another_one_gives_it_and_answers_are_those_of_a_batch_query",
     ),
     Guard(
         "clock-held-back-behind-a-join",
         "state_runtime/pipeline/watermark.py",
-        "[clocks[before] - self.held_back_ms.get(before, 0) for before in given.operators]",
-        "[clocks[before] for before in given.operators]",
+        "[clocks[each] - self.held_back_ms.get(each, 0) for each in before]",
+        "[clocks[each] for each in before]",
         f"{_CLOCKS}test_no_operator_drops_what_another_one_gives_it_and_answers_are_those_of_a_batch_query",
     ),
     Guard(

@@ -274,6 +274,19 @@ def test_an_operator_goes_by_its_own_sources_and_by_the_operators_before_it() ->
     assert second.clocks == {"of-a": 990, "behind": 990}, "what has the job's clock is not named"
 
 
+def test_an_operator_that_no_event_time_reaches_has_the_jobs_clock_and_holds_nothing_back() -> None:
+    """What has no time cannot be late; a stream without a watermark beside one with it counts for nothing, as in Spark."""
+    inputs = {
+        "timeless": ClockInputs(frozenset({"logs"})),
+        "behind": ClockInputs(operators=frozenset({"timeless"})),
+        "both": ClockInputs(frozenset({"a", "logs"}), frozenset({"behind"})),
+    }
+    clocks = replace(two_sources(), inputs=inputs)
+    time = clocks.advanced(clocks.observed(clocks.advanced(None, 5), {"a.at": 1_000, "b.at": 300}), 6)
+    assert time.watermark_ms == 300
+    assert time.clocks == {"both": 990}
+
+
 def test_no_clock_falls_when_an_operator_gets_a_slower_source() -> None:
     ahead = TimeEntry(5, 100, {"a.at": 1_000, "b.at": 100}, clocks={"of-both": 900})
     assert two_sources().advanced(ahead, 6).watermark_of("of-both") == 900
