@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 
 # `make test` draws the same examples each time, so that it says of the code what it said before; soaks draw new ones.
-hypothesis.settings.register_profile("same", derandomize=True, database=None)
-hypothesis.settings.register_profile("new", derandomize=False)
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("new", derandomize=False, deadline=None)
 hypothesis.settings.load_profile("new" if os.environ.get("STILLSTATE_SOAK") else "same")
 
 # Spark's workers import the processors of the tests by name.
