@@ -6,7 +6,7 @@ The rest of the driver knows Spark's tasks only through `EpochRun`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,7 @@ from state_runtime.driver.aggregated import Aggregated
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch import EpochRun, LimitsOf, PlannedEpoch, TasksDone
-from state_runtime.driver.epoch_plan import plan_epoch
+from state_runtime.driver.epoch_plan import EpochPlan, plan_epoch
 from state_runtime.driver.single_task import SingleTask, may_be_single_task
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.placement.anchors import AnchoredPlan, has_executors
@@ -101,7 +101,7 @@ class SparkEngine:
                 budget = limits_of(planned.batch).budget
                 planned = replace(planned, limits=replace(planned.limits, budget=budget))
             try:
-                acknowledged, event_times, planned_s = self._act(frame, planned, seats, in_one_task=in_one_task)
+                acknowledged, plan, planned_s = self._act(frame, planned, seats, in_one_task=in_one_task)
                 break
             except Exception as error:
                 typed = typed_error(error)
@@ -126,7 +126,8 @@ class SparkEngine:
         return EpochRun(
             planned=planned,
             acknowledged=acknowledged,
-            event_times=event_times,
+            event_times=plan.event_time_ms(),
+            source_rows=plan.source_rows(),
             planned_s=planned_s,
             processed_s=clock.monotonic_s(),
             flushed_ms=flushed_ms,
@@ -146,9 +147,8 @@ class SparkEngine:
 
     def _act(
         self, frame: DataFrame, planned: PlannedEpoch, seats: AnchoredPlan | None, *, in_one_task: bool
-    ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
-        """Run one Spark action. Return the acknowledgements, the event times seen, and when (monotonic) the plan was
-        ready."""
+    ) -> tuple[list[Acknowledgement], EpochPlan, float]:
+        """Run one Spark action. Return the acknowledgements, the plan, and when (monotonic) it was ready."""
         job: TaskJob = self._tasks.job(planned.acting, planned.late)
         pipeline = self._context.pipeline
         with self._tasks.of_action(job, planned.limits.budget, self._state.batch, in_one_task=in_one_task) as task:
@@ -169,7 +169,7 @@ class SparkEngine:
             with self._acknowledgements.expecting(job.epoch):
                 plan.run()
         acknowledged = self._acknowledgements.take(job.epoch, job.parallelism, pipeline.stages)
-        return acknowledged, plan.event_time_ms(), planned_s
+        return acknowledged, plan, planned_s
 
     def _frames(self) -> Frames:
         """Return the maker of the frames of an epoch's plan; it keeps the parts common to all epochs."""

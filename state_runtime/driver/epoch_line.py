@@ -216,6 +216,7 @@ class EpochLine:
         numbers = of_epoch(
             run.acknowledged,
             first_stages=context.pipeline.first_stages,
+            source_rows=run.source_rows,
             snapshot_id=self._committer.last.snapshot_id + 1,
             batch_id=source.position.batch_id if source.position is not None else -1,
             clock=clock,

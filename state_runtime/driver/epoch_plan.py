@@ -41,17 +41,27 @@ class EpochPlan:
 
     Attributes:
         run: runs the epoch; no row comes back.
-        seen: after `run`, the highest event time of each column; nothing if no row came.
+        seen: after `run`, the highest event time of each column that the plan observes, then how many rows each of
+            several sources gave; nothing if no row came.
+        seen_at_nodes: the same of the other columns, which Spark observes.
+        counted: of how many sources `seen` has the rows; 0 if there is one.
     """
 
     run: Callable[[], None]
     columns: tuple[WatermarkColumn, ...]
     seen: Callable[[], Sequence[int | None]]
+    seen_at_nodes: Callable[[], Sequence[int | None]] = tuple
+    counted: int = 0
 
     def event_time_ms(self) -> Mapping[str, int | None]:
         """Return, after the action, per watermarked column the highest event time of the batch; None without rows."""
-        seen = self.seen()
-        return {column.name: seen[number] if seen else None for number, column in enumerate(self.columns)}
+        seen, at_nodes = iter(self.seen()), iter(self.seen_at_nodes())
+        return {c.name: next(seen if c.node is None else at_nodes, None) for c in self.columns}
+
+    def source_rows(self) -> int | None:
+        """Return, after the action, how many rows came from several sources; None if there is one, or no row came."""
+        counts = self.seen()[-self.counted :] if self.counted else ()
+        return sum(count or 0 for count in counts) if counts else None
 
 
 def plan_epoch(
@@ -96,16 +106,17 @@ def plan_epoch(
         shape = (shape, made.partitions(frame))
     again = made.again(shape, frame, functions) if shape is not None else None
     watched = [column.node for column in pipeline.watermarks if column.node is not None]
-    at_nodes = partial(event_times_at, frame, watched) if is_batch else tuple
+    at_nodes = partial(event_times_at, frame, watched) if is_batch and watched else tuple
+    counted = len(pipeline.united.inputs) if pipeline.united is not None else 0
     if again is not None:
-        seen = at_nodes if watched else again.seen if pipeline.watermarks else tuple
-        return EpochPlan(again.run, pipeline.watermarks, seen)
+        seen = again.seen if pipeline.observed else tuple
+        return EpochPlan(again.run, pipeline.watermarks, seen, at_nodes, counted)
     learns = shape is not None and made.learns(shape)
     has_looked = job_watch(frame.sparkSession) if learns else None
     steps = _planned(made, frame, pipeline, functions, asked)
     # Event times that a nested plan observes are not reported to the plan that contains it.
-    seen = at_nodes if watched else partial(steps.seen, steps.frames[0])
-    done = EpochPlan(partial(made.run, steps.leaves), pipeline.watermarks, seen)
+    seen = partial(steps.seen, steps.frames[0])
+    done = EpochPlan(partial(made.run, steps.leaves), pipeline.watermarks, seen, at_nodes, counted)
     if has_looked is None:
         return done
     # A transform that looked at rows to make its plan does so in each epoch, so such a plan is not kept. The look may
@@ -159,8 +170,8 @@ def _planned(
 ) -> _Planned:
     """Pass the batch through all nodes of the graph."""
     seen: Seen = _nothing
-    if observed := tuple(f"max({column.sql})" for column in pipeline.watermarks if column.node is None):
-        frame, seen = made.observe(frame, observed)
+    if pipeline.observed:
+        frame, seen = made.observe(frame, pipeline.observed)
     stages = {stage.node: (number, stage) for number, stage in enumerate(pipeline.stages)}
     frames: list[DataFrame] = []
     leaves: list[DataFrame] = []

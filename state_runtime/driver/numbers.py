@@ -5,7 +5,7 @@ A measurement in a task goes into its `Acknowledgement`; `of_epoch` is the only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from state_runtime.base.progress import InflightProgress, Progress
@@ -20,7 +20,8 @@ __all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "waited"]
 def of_epoch(
     acknowledged: Sequence[Acknowledgement],
     *,
-    first_stages: Mapping[int, frozenset[str]],
+    first_stages: frozenset[int],
+    source_rows: int | None,
     snapshot_id: int,
     batch_id: int,
     clock: EpochClock,
@@ -29,18 +30,21 @@ def of_epoch(
     """Sum the work of an epoch's tasks; the driver adds the times and the sizes of segments.
 
     Args:
-        first_stages: the stages that get only rows which no other stage has seen, with the names of their sources.
+        first_stages: the stages that get only rows which no other stage has seen. Branches of a source get the same
+            rows, or fewer, so the stage with the most rows tells how many came.
+        source_rows: how many rows came from several sources; None: of one source the stages tell it.
     """
     rows: dict[int, int] = {}
     for a in acknowledged:
         rows[a.stage] = rows.get(a.stage, 0) + a.input_rows
+    came = {stage: count for stage, count in rows.items() if stage in first_stages} or dict(sorted(rows.items())[:1])
     files = [f for a in acknowledged for staged in a.staged for f in staged.files]
     uploads = sum((a.changes.uploads for a in acknowledged), UploadTotals())
     return Progress(
         snapshot_id=snapshot_id,
         batch_id=batch_id,
         timestamp_ms=clock.batch_time_ms,
-        input_rows=_rows_that_came(rows, first_stages),
+        input_rows=max(came.values(), default=0) if source_rows is None else source_rows,
         output_rows=sum(f.rows for f in files),
         state_rows=state_rows_before + sum(a.rows_added for a in acknowledged),
         changed_rows=sum(a.changed_rows for a in acknowledged),
@@ -60,27 +64,6 @@ def of_epoch(
         upload_wait_ms=uploads.wait_ms,
         spilled_bytes=sum(a.spilled_bytes for a in acknowledged),
     )
-
-
-def _rows_that_came(rows: Mapping[int, int], first_stages: Mapping[int, frozenset[str]]) -> int:
-    """Return how many rows came from the sources.
-
-    Branches of a source get the same rows, or fewer, so of each set of sources the stage with the most rows tells how
-    many came. Of sets that overlap the larger one counts: the number is never too high.
-
-    Args:
-        rows: that each stage got.
-    """
-    came: dict[frozenset[str], int] = {}
-    for stage, sources in first_stages.items():
-        came[sources] = max(rows.get(stage, 0), came.get(sources, 0))
-    if not came:
-        return next((rows[stage] for stage in sorted(rows)), 0)
-    total, counted = 0, frozenset[str]()
-    for sources in sorted(came, key=lambda names: (-len(names), sorted(names))):
-        if not sources & counted:
-            total, counted = total + came[sources], counted | sources
-    return total
 
 
 def of_rows_in_flight(

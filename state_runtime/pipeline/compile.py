@@ -121,7 +121,6 @@ class Stage:
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
         node: index in the graph of its operator, or of the node that its sinks read.
-        sources: names of the sources whose rows reach it through stateless steps only.
     """
 
     operator: Operator | None
@@ -133,7 +132,6 @@ class Stage:
     partial: PartialRows | None = None
     input: T.StructType = field(default_factory=T.StructType)
     node: int = 0
-    sources: frozenset[str] = frozenset()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -196,6 +194,13 @@ class CompiledPipeline:
         return self.graph.has_branches or self.united is not None
 
     @property
+    def observed(self) -> tuple[str, ...]:
+        """Return SQL of the aggregates to observe in a batch: the highest event times, then the rows of several
+        sources."""
+        highest = (f"max({column.sql})" for column in self.watermarks if column.node is None)
+        return (*highest, *(self.united.counts if self.united is not None else ()))
+
+    @property
     def is_joined(self) -> bool:
         """Return whether a batch has the rows of both sides of a join, as that takes them."""
         return self.sources is not None and self.sources.joined is not None
@@ -211,9 +216,9 @@ class CompiledPipeline:
         return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
 
     @property
-    def first_stages(self) -> dict[int, frozenset[str]]:
-        """Numbers of the stages that read only rows which no other stage has read, with the sources of those."""
-        return {number: self.stages[number].sources for number in sorted(self._stages_of_new_rows(all))}
+    def first_stages(self) -> frozenset[int]:
+        """Numbers of the stages that read only rows which no other stage has read."""
+        return self._stages_of_new_rows(all)
 
     @property
     def stages_with_new_rows(self) -> frozenset[int]:
@@ -386,11 +391,6 @@ class _Compiling:
     def _inputs_of(self, node: SegmentNode | OperatorNode) -> ClockInputs:
         return reduce(or_, (self._inputs[edge.node] for edge in node.inputs), ClockInputs())
 
-    def _sources_of(self, index: int) -> frozenset[str]:
-        """Return the names of the sources whose rows reach a node's stage through stateless steps only."""
-        node = self._graph.nodes[index]
-        return (self._inputs_of(node) if isinstance(node, OperatorNode) else self._inputs[index]).sources
-
     def compiled(self) -> CompiledPipeline:
         if all(isinstance(node, SourceNode) for node in self._graph.nodes):
             raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
@@ -424,20 +424,10 @@ class _Compiling:
     ) -> None:
         """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
         names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
-        self._stages.append(
-            Stage(
-                operator,
-                names,
-                self._schemas[index],
-                emit,
-                initial,
-                input=read,
-                reads=reads,
-                partial=partial,
-                node=index,
-                sources=self._sources_of(index),
-            )
+        stage = Stage(
+            operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
         )
+        self._stages.append(stage)
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:

@@ -122,6 +122,11 @@ class OpenedSources:
         """The columns with event time of all inputs."""
         return tuple(column for source in self.inputs for column in source.watermarks)
 
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Return SQL of aggregates that count the rows of each input in a batch of several."""
+        return tuple(f"count({_tag(number)})" for number in range(len(self.inputs)))
+
     def rows(self, batch: DataFrame, node: int) -> DataFrame:
         """Return the rows of a source of the graph, with its columns as it has them, of a batch of several."""
         tag = _tag(self.nodes[node])
@@ -140,17 +145,24 @@ class OpenedSources:
         united = []
         for number, frame in enumerate(frames):
             row = struct(*(col(quoted(name)) for name in frame.columns))
-            columns = [
-                (row if place == number else lit(None)).cast(_plain(other)) for place, other in enumerate(frames)
-            ]
+            columns = [row if place == number else lit(None).cast(other.schema) for place, other in enumerate(frames)]
             united.append(frame.select(*(column.alias(_tag(place)) for place, column in enumerate(columns))))
-        return reduce(DataFrame.union, united)
+        return _without_metadata(reduce(DataFrame.union, united))
 
 
-def _plain(frame: DataFrame) -> T.StructType:
-    """Return a frame's schema without metadata. As part of a struct's type they would have to be the same before and
-    after Spark's optimizer, which takes some away; it warns of each batch in which they are not."""
-    return T.StructType([T.StructField(f.name, f.dataType, f.nullable) for f in frame.schema.fields])
+def _without_metadata(frame: DataFrame) -> DataFrame:
+    """Return a frame whose structs have no metadata in their types. There they would have to be the same before and
+    after Spark's optimizer, which takes some away; Spark warns of each batch in which they are not."""
+    plain = [
+        T.StructType([T.StructField(f.name, f.dataType, f.nullable) for f in field.dataType.fields])
+        if isinstance(field.dataType, T.StructType)
+        else None
+        for field in frame.schema.fields
+    ]
+    columns = zip(frame.columns, plain, strict=True)
+    return frame.select(
+        *(col(quoted(n)) if kind is None else col(quoted(n)).cast(kind).alias(n) for n, kind in columns)
+    )
 
 
 def _tag(number: int) -> str:
@@ -196,7 +208,7 @@ def _opened(spark: SparkSession, job: str, node: SourceNode, frame: DataFrame, i
 
 def _joined(spark: SparkSession, job: str, sides: Sides) -> OpenedSource:
     sides.check(f"job {job!r}")
-    united = sides.united()
+    united = _without_metadata(sides.united())
     watermarks = _watermarks(spark, job, united, [sides.left, sides.right], sides.watermarks)
     return OpenedSource(united, watermarks, left=sides.left.schema, right=sides.right.schema)
 

@@ -174,6 +174,35 @@ def test_a_source_without_rows_holds_back_unless_it_may_be_idle(spark: SparkSess
             check_windows(spark, tmp_path, "out-1", "orders", until_s=time.watermark_ms // 1000)
 
 
+def test_a_source_with_watermarks_inside_it_is_seen_by_spark_beside_one_that_is_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each operator by its own: what Spark's nodes saw and what the batch shows are told apart."""
+    write_input(tmp_path / "orders", files=3)
+    write_input(tmp_path / "refunds", files=2)
+    write_input(tmp_path / "visits", files=3)
+    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"))
+    job = StreamingJob("several", store=str(tmp_path / "store"), settings=settings)
+    both = job.read(
+        lambda session: read(session, tmp_path, "refunds").union(read(session, tmp_path, "visits")), name="both"
+    )
+    orders = job.read(lambda session: read(session, tmp_path, "orders"), name="orders")
+    for name, rows in (("both", both), ("orders", orders)):
+        counted = rows.window(windows.tumbling("30 seconds"), uid=name, output_mode="append", n=aggregates.count())
+        counted.write(ParquetSink(str(tmp_path / f"of-{name}")), name=name)
+    came: list[int] = []
+    job.run(spark, trigger=ONCE, on_progress=lambda progress: came.append(progress.input_rows))
+    time = newest(tmp_path).time
+    assert time is not None
+    assert sorted(time.event_time_ms) == ["both.input 1.at", "both.input 2.at", "orders.at"]
+    reached = {name: latest_s(spark, tmp_path, name) for name in ("orders", "refunds", "visits")}
+    assert time.watermark_of("orders") // 1000 == reached["orders"]
+    assert time.watermark_of("both") // 1000 == min(reached["refunds"], reached["visits"]) < reached["orders"]
+    check_windows(spark, tmp_path, "of-both", "refunds", "visits", until_s=time.watermark_of("both") // 1000)
+    check_windows(spark, tmp_path, "of-orders", "orders", until_s=reached["orders"])
+    assert sum(came) == 8 * ROWS
+
+
 def test_sources_that_cannot_be_told_apart_are_refused_with_their_line(spark: SparkSession, tmp_path: Path) -> None:
     write_input(tmp_path / "orders", files=1)
     frame = read(spark, tmp_path, "orders")
