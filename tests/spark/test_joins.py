@@ -106,7 +106,7 @@ def check(spark: SparkSession, root: Path, how: str) -> None:
     assert found(spark, root, "twice", *columns) == Counter(map(tuple, twice.select(*columns).collect()))
 
 
-@pytest.mark.parametrize("how", ["inner", "left-outer"])
+@pytest.mark.parametrize("how", ["left-outer", pytest.param("inner", marks=pytest.mark.long)])
 def test_joins_behind_operators_and_joins_give_what_a_batch_query_gives(
     spark: SparkSession, tmp_path: Path, how: str
 ) -> None:

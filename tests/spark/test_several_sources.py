@@ -64,7 +64,14 @@ def test_several_sources_give_what_a_batch_query_gives_each_operator_by_its_own_
     assert clocks["windows"] == latest_s(spark, tmp_path, "refunds") < clocks["of-orders"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"backend": "rocksdb", "changelog": "off"}, {"local_recovery": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backend": "rocksdb", "changelog": "off"},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"local_recovery": False}, marks=pytest.mark.long),
+    ],
+)
 def test_sources_come_and_go_and_change_places_and_each_reads_on_where_it_was(
     spark: SparkSession, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
