@@ -277,7 +277,7 @@ def compile_pipeline(
             elif isinstance(node, OperatorNode):
                 compiling.operator(index, node)
             else:
-                compiling.source(index)
+                compiling.source(index, node)
         compiling.sinks(index)
     return compiling.compiled()
 
@@ -302,13 +302,13 @@ class _Compiling:
         self._dropped: dict[str, frozenset[str]] = {}
         self._has_other_python = any(has_python(source.frame) for source in sources.inputs)
 
-    def source(self, index: int) -> None:
+    def source(self, index: int, node: SourceNode) -> None:
         source = self._sources.of(index)
         if source.left is None:
             _check_names(source.frame.schema, f"source {source.name!r}" if source.name else "the source")
         self._reads.source(index, self._sources.nodes[index])
         self._schemas[index], self._updates[index] = source.frame.schema, ""
-        self._inputs[index] = ClockInputs(sources=frozenset({source.name}))
+        self._inputs[index] = ClockInputs(sources=frozenset({node.name}))
 
     def segment(self, index: int, node: SegmentNode) -> None:
         before = [edge.node for edge in node.inputs]

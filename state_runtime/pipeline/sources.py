@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
@@ -194,7 +194,8 @@ def open_sources(spark: SparkSession, job: str, graph: Graph) -> OpenedSources:
     if join is not None:
         left, right = (frames[edge.node] for edge in join.inputs)
         with step_at(next(iter(nodes.values())).at):
-            return OpenedSources((_joined(spark, job, Sides.of(join, left, right)),), dict.fromkeys(frames, 0), names)
+            opened = _joined(spark, job, Sides.of(join, left, right), [node.name for node in nodes.values()])
+            return OpenedSources((opened,), dict.fromkeys(frames, 0), names)
     inside = [f"{_tag(number)}." if len(nodes) > 1 else "" for number in range(len(nodes))]
     inputs = tuple(_opened(spark, job, nodes[n], frames[n], tag) for n, tag in zip(nodes, inside, strict=True))
     return OpenedSources(inputs, {index: number for number, index in enumerate(nodes)}, names)
@@ -206,10 +207,20 @@ def _opened(spark: SparkSession, job: str, node: SourceNode, frame: DataFrame, i
     return OpenedSource(frame, tuple(column.of_source(node.name, node.was) for column in found), node.name)
 
 
-def _joined(spark: SparkSession, job: str, sides: Sides) -> OpenedSource:
+def _joined(spark: SparkSession, job: str, sides: Sides, names: Sequence[str]) -> OpenedSource:
+    """Return the source that is the two sides of a join.
+
+    Args:
+        names: of the left source and of the right one.
+    """
     sides.check(f"job {job!r}")
     united = _without_metadata(sides.united())
-    watermarks = _watermarks(spark, job, united, [sides.left, sides.right], sides.watermarks)
+    found = _watermarks(spark, job, united, [sides.left, sides.right], sides.watermarks)
+    of_left = len(watermark_nodes(sides.left)) if any(column.node is not None for column in found) else 0
+    watermarks = tuple(
+        column.of_side(names) if column.node is None else replace(column, source=names[number >= of_left])
+        for number, column in enumerate(found)
+    )
     return OpenedSource(united, watermarks, left=sides.left.schema, right=sides.right.schema)
 
 

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pyspark.sql import types as T
 
+from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
 from state_runtime.spark.watermarks import WatermarkNode
 
@@ -74,8 +75,22 @@ class WatermarkColumn:
         Args:
             was: the name of the source until now; None: the same.
         """
-        before = self.name if was == "" else f"{was}.{self.name}" if was is not None else ""
+        if was is None:  # a job whose only sources are the two sides of a join may have had these names for them
+            side = RIGHT_COLUMN if "." in name else LEFT_COLUMN if not name else ""
+            before = f"{side}.{self.name}" if side else ""
+        else:
+            before = f"{was}.{self.name}" if was else self.name
         return replace(self, name=f"{name}.{self.name}" if name else self.name, source=name, was=before)
+
+    def of_side(self, names: Sequence[str]) -> WatermarkColumn:
+        """Return the column of one of the two sources that a join alone reads, by its name in the join's input.
+
+        Args:
+            names: of the left source and of the right one.
+        """
+        side, _, column = self.name.partition(".")
+        source = names[side == RIGHT_COLUMN]
+        return replace(self, source=source, was=f"{source}.{column}" if source else column)
 
 
 def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColumn, ...]:

@@ -222,6 +222,43 @@ def test_a_join_of_two_sources_goes_on_when_a_step_comes_between_or_another_sour
     assert found(spark, tmp_path, "joined", *COLUMNS) == Counter(map(tuple, rows.select(*COLUMNS).collect()))
 
 
+@pytest.mark.parametrize("is_seen_by_spark", [False, True])
+def test_a_side_that_is_idle_holds_back_no_join_that_alone_reads_it(
+    spark: SparkSession, tmp_path: Path, is_seen_by_spark: bool
+) -> None:
+    """Also if Spark alone sees its event times, because a filter stands behind its watermark."""
+    write_input(tmp_path / "orders", files=3)
+    (tmp_path / "refunds").mkdir()
+    settings = job_settings(parallelism=2, local_dir=str(tmp_path / "local"))
+    job = StreamingJob("idle", store=str(tmp_path / "store"), settings=settings)
+
+    def orders_of(session: SparkSession) -> DataFrame:
+        rows = read(session, tmp_path, "orders", "id, amount, at", "at")
+        return rows.where("at > TIMESTAMP '2000-01-01'") if is_seen_by_spark else rows
+
+    orders = job.read(orders_of, name="orders")
+    refunds = job.read(
+        lambda session: read(session, tmp_path, "refunds", BACK, "back_at"), name="refunds", idle_after="1 millisecond"
+    )
+    joined = orders.key_by("id").interval_join(
+        refunds.key_by("order_id"), lower="0 seconds", upper="5 seconds", uid="j", how="left", event_time="left"
+    )
+    joined.window(windows.tumbling("30 seconds"), uid="w", output_mode="append", n=aggregates.count()).write(
+        ParquetSink(str(tmp_path / "out"))
+    )
+    job.run(spark, trigger=ONCE)
+    manifest = Catalog(open_store(str(tmp_path / "store")), "idle").latest()
+    assert manifest is not None
+    assert manifest.time is not None
+    last = (
+        spark.read.schema(SCHEMA).parquet(str(tmp_path / "orders")).selectExpr("unix_timestamp(max(at)) AS s").first()
+    )
+    assert last is not None
+    assert manifest.time.watermark_of("j") == (last.s - DELAY_S) * 1000
+    assert manifest.time.watermark_of("w") == (last.s - DELAY_S - 5) * 1000
+    assert spark.read.parquet(str(tmp_path / "out")).count() > 8
+
+
 def test_what_cannot_be_joined_is_refused_with_its_line(spark: SparkSession, tmp_path: Path) -> None:
     write_input(tmp_path / "orders", files=1)
     job, other = (StreamingJob(name, store=str(tmp_path / "store")) for name in ("one", "other"))

@@ -16,6 +16,7 @@ import pytest
 
 from state_runtime.pipeline.operators import IntervalJoinStep
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, ClockInputs, Clocks, WatermarkColumn
+from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
 
 Row = tuple[int, float, int]
@@ -311,6 +312,16 @@ def test_if_all_sources_are_idle_the_clocks_stand() -> None:
     later = clocks.advanced(clocks.observed(clocks.advanced(time, 1), {}), 1_000_000)
     assert later.watermark_of("of-both") == 20
     assert later.watermark_of("of-a") == 4_990
+
+
+def test_the_sides_of_a_join_keep_what_they_have_seen_when_a_step_comes_between_and_back() -> None:
+    """Where only the join reads them, their columns have the names of its input."""
+    alone = [WatermarkColumn(f"{side}.at", "", 0).of_side(["", "j.right"]) for side in (LEFT_COLUMN, RIGHT_COLUMN)]
+    apart = [WatermarkColumn("at", "", 0).of_source(name, None) for name in ("", "j.right")]
+    assert [column.source for column in alone] == [column.source for column in apart] == ["", "j.right"]
+    for before, after in ((alone, apart), (apart, alone)):
+        last = TimeEntry(5, 0, {column.name: 1_000 + number for number, column in enumerate(before)})
+        assert Clocks(tuple(after)).advanced(last, 6).watermark_ms == 1_000
 
 
 def test_a_source_that_gets_another_name_keeps_what_it_has_seen() -> None:
