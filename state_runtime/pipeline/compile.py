@@ -333,7 +333,7 @@ class _Compiling:
         try:
             operator, given_up = build_operator(chosen.node, chosen.schema, sides, self._settings, self._session)
         except NoEventTime as error:
-            raise InvalidPipeline(f"{error}; {self._way_to_event_time(node)}") from error
+            raise self._with_remedy(error, node) from error
         if given_up:
             self._dropped[node.uid] = given_up
         self._schemas[index] = output_schema(step, operator, given)
@@ -349,17 +349,17 @@ class _Compiling:
         self._stage(index, operator, read, reads, initial=initial, partial=partial)
         _check_names(self._schemas[index], f"step {type(step).__name__}")
 
-    def _way_to_event_time(self, node: OperatorNode) -> str:
+    def _with_remedy(self, error: NoEventTime, node: OperatorNode) -> InvalidPipeline:
         before = self._inputs_of(node).operators
         for each in self._graph.nodes:
             if isinstance(each, OperatorNode) and isinstance(each.step, IntervalJoinStep) and each.uid in before:
-                return (
-                    f'the output of join {each.uid!r} has none unless interval_join(…, event_time="left") says which '
-                    "side's it keeps"
+                return InvalidPipeline(
+                    f'{error}; the output of join {each.uid!r} has none unless interval_join(…, event_time="left") says '
+                    "which side's it keeps"
                 )
-        return (
-            "call Spark's withWatermark on the stream that the job reads, or name the event_time_column of the "
-            "operator before"
+        return InvalidPipeline(
+            f"{error}; call Spark's withWatermark on the stream that the job reads, or name the event_time_column of "
+            "the operator before"
         )
 
     def _given(self, node: OperatorNode) -> tuple[T.StructType, JoinedSides | None]:
