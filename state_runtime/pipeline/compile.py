@@ -354,8 +354,8 @@ class _Compiling:
         for each in self._graph.nodes:
             if isinstance(each, OperatorNode) and isinstance(each.step, IntervalJoinStep) and each.uid in before:
                 return InvalidPipeline(
-                    f'{error}; the output of join {each.uid!r} has none unless interval_join(…, event_time="left") says '
-                    "which side's it keeps"
+                    f'{error}; the output of join {each.uid!r} has none unless interval_join(…, event_time="left") '
+                    "says which side's it keeps"
                 )
         return InvalidPipeline(
             f"{error}; call Spark's withWatermark on the stream that the job reads, or name the event_time_column of "

@@ -196,7 +196,9 @@ class World:
                     else pa.RecordBatch.from_pylist([], schema=operator.output_schema)
                 )
 
-        return SimpleNamespace(run=collect, event_time_ms=lambda: self.chain.event_times(frame))
+        return SimpleNamespace(
+            run=collect, event_time_ms=lambda: self.chain.event_times(frame), source_rows=lambda: None
+        )
 
     def wait(self, seconds: float) -> bool:
         return False

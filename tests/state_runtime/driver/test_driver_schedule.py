@@ -150,7 +150,7 @@ class World:
                 for _ in range(attempts):
                     assert list(task(stage, 0)(batches)) == []
 
-        return SimpleNamespace(run=collect, event_time_ms=dict)
+        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=lambda: None)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
