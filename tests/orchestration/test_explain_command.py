@@ -12,6 +12,7 @@ from job_roots import JobRoot
 from pyspark import SparkContext
 from typer.testing import CliRunner, Result
 
+from state_runtime.snapshot.manifest import SourcePosition, TimeEntry
 from stillstate.orchestration.cli import app
 
 CODE = """
@@ -96,3 +97,25 @@ def test_the_examples_pipeline_is_explained_from_a_shell() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "plane-day" in done.stdout
     assert "carrier, origin" in done.stdout
+
+
+def test_sources_are_held_against_their_positions_and_described_by_name(
+    write_config: Callable[..., Path], flights: JobRoot
+) -> None:
+    """A start would refuse to go on without one; the snapshot's page tells where each is, and the operators' watermarks."""
+    flights.start()
+    position = SourcePosition(1, "{}", 'v1\n{}\n{"logOffset":7}\n-', "", "{}", names=("flights", "weather"))
+    flights.checkpoint(source=position, time=TimeEntry(5, 1_000, clocks={"plane-day": 61_000}))
+    code = CODE.replace("job.read(read_flights)", 'job.read(read_flights, name="flights")')
+    code = code.replace("legs.union(big)", 'legs.union(big, job.read(read_flights, name="planes"))')
+    done = explain(write_config, code)
+    assert done.exit_code == 0, done.output
+    assert "Snapshot 2 also has the position of source 'weather', which the pipeline" in " ".join(done.stdout.split())
+    told = json.loads(explain(write_config, code, "--json").stdout)
+    sources = {step["name"]: step["state"] for step in told["steps"] if step["kind"] == "source"}
+    assert (sources, told["dropped_sources"]) == ({"flights": "kept", "planes": "new"}, ["weather"])
+    described = CliRunner().invoke(app, ["describe", "2", "-c", str(write_config("flights"))])
+    assert described.exit_code == 0, described.output
+    assert 'flights: {"logOffset":7}' in described.output
+    assert "weather: -" in described.output
+    assert "plane-day: 1970-01-01 00:01:01" in described.output
