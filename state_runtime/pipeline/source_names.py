@@ -151,7 +151,7 @@ def source_numbers(
 def _names_of(position: SourcePosition | None) -> Sequence[str]:
     if position is None:
         return ()
-    return position.names or [""] * len(_parts(position.offsets)[1])
+    return position.names or [""] * len(position.offsets.split("\n")[_HEADER_LINES:])
 
 
 def _missing(missing: Sequence[str], sources: Sequence[SourceName], stored: Sequence[str]) -> str:
