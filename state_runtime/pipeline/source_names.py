@@ -26,7 +26,8 @@ class SourceName:
     """A source of a pipeline.
 
     Attributes:
-        streams: how many sources of Spark it is made of; several after a union or a join inside one read().
+        streams: how many sources of Spark it is made of; several after a union or a join inside one read(), 0 if its
+            plan does not tell.
         was: the name that it had in snapshots until now; None: the same.
     """
 
@@ -125,7 +126,8 @@ def source_numbers(
     stored = [renamed.get(name, name) for name in _names_of(before)]
     if not any(stored):
         unnamed = [source.name for source in sources if not source.is_given for _ in range(source.streams)]
-        is_as_it_was = before is None or len(sources) == 1 or len(unnamed) == len(stored)
+        is_known = all(source.streams for source in sources)
+        is_as_it_was = before is None or len(sources) == 1 or len(unnamed) == len(stored) or not is_known
         if is_as_it_was and not any(source.is_given for source in sources):
             return PLAIN
         if len(unnamed) == len(stored):

@@ -65,6 +65,7 @@ def test_a_job_whose_sources_have_no_names_has_sparks_own_numbers() -> None:
     assert source_numbers([SourceName("", 2)], position("1", "2", "3")) is PLAIN
     assert source_numbers([SourceName("")], None) is PLAIN
     assert source_numbers([SourceName(""), SourceName("join.right")], position("1", "2")) is PLAIN
+    assert source_numbers([SourceName("", 0), SourceName("join.right")], position("1", "2", "3")) is PLAIN
     other_version = SourcePosition(0, "meta", "v2\n{}\nticks:1", "", "v1\n{}")
     assert source_numbers([SourceName("")], other_version) is PLAIN
     assert PLAIN.by_place("v2\nanything") == PLAIN.by_number("v2\nanything") == "v2\nanything"
