@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from state_runtime import Progress, StreamingJob
 
-__all__ = ["EpochWatch", "Taken", "app"]
+__all__ = ["EpochWatch", "Taken", "app", "report_epochs"]
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("first", "second", "both")
@@ -51,30 +51,42 @@ def main(
 
     Example: [b]python -m benchmarks.branches --rows 1000[/b]
     """
+    report_epochs("branches", rows, epochs, turns, _measured, _figures)
+
+
+def report_epochs(
+    name: str,
+    rows: list[int] | None,
+    epochs: int,
+    turns: int,
+    measured: Callable[[SparkSession, int, int, int], Mapping[str, Taken]],
+    figures: Callable[[int, Mapping[str, Taken]], list[Figure]],
+) -> None:
+    """Measure epochs of several jobs in one session; print the table and write the results.
+
+    Args:
+        rows: of an epoch; one measurement for each.
+        measured: takes rows, epochs and turns, and returns what the epochs of each job took.
+        figures: of one measurement, by its rows.
+    """
     set_up_python()
     from state_runtime.spark.session import build_session
 
-    spark = build_session("branches", master=f"local[{usable_cores()}]", conf=COMMON_CONF)
-    figures: list[Figure] = []
+    spark = build_session(name, master=f"local[{usable_cores()}]", conf=COMMON_CONF)
+    found: list[Figure] = []
     samples: dict[str, Any] = {}
     try:
         for count in rows or [1_000, 100_000]:
-            taken = _measured(spark, count, epochs, turns)
+            taken = measured(spark, count, epochs, turns)
             samples[str(count)] = {kind: {"ms": t.ms, "cpu_ms": t.cpu_ms} for kind, t in taken.items()}
-            figures += _figures(count, taken)
+            found += figures(count, taken)
     finally:
         spark.stop()
-    settings = {"rows": rows, "epochs": epochs, "turns": turns, "both": COMMON_CONF}
-    report = Report(
-        "branches",
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        tuple(figures),
-        describe_machine(),
-        settings,
-        samples,
-    )
+    settings = {"rows": rows, "epochs": epochs, "turns": turns, "all": COMMON_CONF}
+    made_at = datetime.now(UTC).isoformat(timespec="seconds")
+    report = Report(name, made_at, tuple(found), describe_machine(), settings, samples)
     new_console().print(render_table(report))
-    write_json(report, RESULTS / "branches.json")
+    write_json(report, RESULTS / f"{name}.json")
 
 
 @dataclass

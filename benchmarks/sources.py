@@ -12,18 +12,15 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from benchmarks.branches import EpochWatch, Taken
-from benchmarks.engines import COMMON_CONF, set_up_python
-from benchmarks.measure import new_console
-from benchmarks.report import Figure, Report, describe_machine, median, render_table, usable_cores, write_json
+from benchmarks.branches import EpochWatch, Taken, report_epochs
+from benchmarks.report import Figure, median, usable_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-RESULTS = Path(__file__).parent / "results"
 PAIRS = {
     "two named sources / united in read()": ("named", "in-read"),
     "join behind a step / of sources alone": ("join-anywhere", "join-of-sources"),
@@ -53,27 +49,16 @@ def main(
 
     Example: [b]python -m benchmarks.sources --rows 1000[/b]
     """
-    set_up_python()
-    from state_runtime.spark.session import build_session
+    report_epochs("sources", rows, epochs, turns, _measured, _figures)
 
-    spark = build_session("sources", master=f"local[{usable_cores()}]", conf=COMMON_CONF)
-    figures: list[Figure] = []
-    samples: dict[str, Any] = {}
-    try:
-        for count in rows or [1_000, 100_000]:
-            taken = _measured(spark, count, epochs, turns)
-            samples[str(count)] = {kind: {"ms": t.ms, "cpu_ms": t.cpu_ms} for kind, t in taken.items()}
-            for title, (ours, other) in PAIRS.items():
-                for what, name in (("cpu_ms", "processor"), ("ms", "clock")):
-                    mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
-                    figures.append(Figure(f"{count:,} rows: {title}, {name}", "ms", mine, theirs))
-    finally:
-        spark.stop()
-    settings = {"rows": rows, "epochs": epochs, "turns": turns, "all": COMMON_CONF}
-    made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    report = Report("sources", made_at, tuple(figures), describe_machine(), settings, samples)
-    new_console().print(render_table(report))
-    write_json(report, RESULTS / "sources.json")
+
+def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
+    found = []
+    for title, (ours, other) in PAIRS.items():
+        for what, name in (("cpu_ms", "processor"), ("ms", "clock")):
+            mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
+            found.append(Figure(f"{rows:,} rows: {title}, {name}", "ms", mine, theirs))
+    return found
 
 
 def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:

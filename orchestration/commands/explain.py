@@ -45,7 +45,8 @@ def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonO
     steps = explained(graph, stored, positions)
     dropped = sorted(set(stored) - {step.name for step in steps if step.state and step.kind != "source"})
     read = {name for node in graph.nodes if isinstance(node, SourceNode) for name in (node.name, node.was)}
-    sources = sorted(set(positions) - read)
+    away = {positions[n] for n in newest.source.away} if newest is not None and newest.source is not None else set()
+    sources = sorted(set(positions) - read - away)
     if as_json:
         print_json(pipeline_json(found.name, steps, snapshot_id, dropped, sources))
         return

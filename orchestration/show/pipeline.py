@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from state_runtime.pipeline.graph import Graph, Node, OperatorNode, SegmentNode, SinkNode, SourceNode
+from state_runtime.pipeline.graph import Graph, Node, OperatorNode, SegmentNode, SinkNode, SourceNode, is_given
 from stillstate.orchestration.show.tables import new_table
 
 __all__ = ["ExplainedStep", "explained", "pipeline_json", "pipeline_table", "pipeline_text"]
@@ -122,14 +122,9 @@ def pipeline_text(dropped: list[str], sources: list[str], snapshot_id: int | Non
 def _state(node: Node, stored: Collection[str], positions: Collection[str]) -> str:
     if isinstance(node, OperatorNode):
         return "kept" if node.uid in stored else "new"
-    if isinstance(node, SourceNode) and node.name and not _is_side(node):
+    if isinstance(node, SourceNode) and is_given(node.name):
         return "kept" if {node.name, node.was} & set(positions) else "new"
     return ""
-
-
-def _is_side(node: SourceNode) -> bool:
-    """Whether it is the right side of a join, whose position is the join's."""
-    return "." in node.name
 
 
 def _is_sink(node: Node) -> bool:

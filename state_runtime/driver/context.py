@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from state_runtime.base.clock import Clock
@@ -49,7 +50,7 @@ class DriverContext:
     drop_inflight: bool = False
     on_trial: bool = False
 
-    @property
+    @cached_property
     def clocks(self) -> Clocks:
         """Return what moves the clocks of the operators."""
         return self.pipeline.clocks(self.watermark_policy)

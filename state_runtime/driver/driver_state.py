@@ -222,7 +222,7 @@ def _open_batch(context: DriverContext, last: Manifest) -> BatchProgress | None:
 
 def _awake(head: Manifest) -> Manifest:
     """Return a head without the times at which sources had rows: no source was idle while no run could read it."""
-    return head if head.time is None else replace(head, time=replace(head.time, seen_ms={}))
+    return head if head.time is None else replace(head, time=replace(head.time, seen_ms={}, idle=()))
 
 
 def _given_up(last: Manifest) -> int:

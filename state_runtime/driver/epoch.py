@@ -183,7 +183,9 @@ class EpochRun:
     def time(self) -> TimeEntry:
         """The epoch's clock, with the event times that were seen."""
         planned = self.planned
-        return planned.clocks.observed(planned.time, self.event_times) if planned.has_action else planned.time
+        if not planned.has_action:
+            return planned.time
+        return planned.clocks.observed(planned.time, self.event_times, reads=planned.request.reads)
 
 
 @dataclass(frozen=True, kw_only=True)

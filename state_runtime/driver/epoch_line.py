@@ -179,7 +179,7 @@ class EpochLine:
     def _read(self, request: EpochRequest) -> SourceRead:
         before = self._state.interval.head.source
         if request.batch_id is None:
-            return SourceRead(before)
+            return SourceRead(self._checkpoint.numbers.restated(before))
         position = self._checkpoint.position(request.batch_id)
         lines_of = self._checkpoint.new_log_lines(before, position)
         return SourceRead(position, tuple(source_log_changes(source, lines) for source, lines in lines_of.items()))

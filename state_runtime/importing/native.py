@@ -27,6 +27,7 @@ from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_un
 from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan, Planned
+from state_runtime.pipeline.source_names import source_numbers
 from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.timer_state import TIMERS
@@ -127,7 +128,7 @@ def import_checkpoint(
     manifest = builder.commit(
         parallelism=plan.settings.parallelism or found[0].partitions,
         time=native.time({column.name: column.delay_ms for column in pipeline.watermarks}),
-        source=replace(native.position, names=_names(opened)),
+        source=replace(native.position, names=source_numbers(opened.names, None).names),
         source_logs=logs,
         epoch=1,
     )
@@ -149,12 +150,6 @@ def import_checkpoint(
 def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) -> None:
     if any(query.id == native.query_id for query in spark.streams.active):
         raise InvalidData(f"the query in {where} runs in this session; stop it, and import again")
-
-
-def _names(opened: OpenedSources) -> tuple[str, ...]:
-    """Return the name of each of Spark's sources; empty if none has one."""
-    names = tuple(source.name for source in opened.names for _ in range(source.streams))
-    return names if any(names) else ()
 
 
 def _check_sources(opened: OpenedSources, native: NativeCheckpoint, where: str) -> None:

@@ -13,7 +13,18 @@ from typing import Any, TypeAlias
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.usercode import step_at
 
-__all__ = ["Edge", "Graph", "Node", "OperatorNode", "Port", "SegmentNode", "SinkNode", "SourceNode", "check_graph"]
+__all__ = [
+    "Edge",
+    "Graph",
+    "Node",
+    "OperatorNode",
+    "Port",
+    "SegmentNode",
+    "SinkNode",
+    "SourceNode",
+    "check_graph",
+    "is_given",
+]
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,12 @@ class SourceNode:
     @property
     def inputs(self) -> tuple[Edge, ...]:
         return ()
+
+
+def is_given(name: str) -> bool:
+    """Return whether the user has named a source so: neither the only source of a job ("") nor a join's right one,
+    which is made of the join's uid (`joined.right`)."""
+    return name != "" and "." not in name
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ and primed do Spark's numbers count. Without names both are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from state_runtime.base.errors import CorruptData, InvalidPipeline
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.graph import is_given
 from state_runtime.snapshot.manifest import SourceFile, SourcePosition
 
 __all__ = ["PLAIN", "SourceName", "SourceNumbers", "source_numbers"]
@@ -35,11 +36,6 @@ class SourceName:
     streams: int = 1
     was: str | None = None
 
-    @property
-    def is_given(self) -> bool:
-        """Return whether the user has named it: neither the only source of a job, nor the right one of a join."""
-        return self.name != "" and "." not in self.name
-
 
 @dataclass(frozen=True)
 class SourceNumbers:
@@ -48,8 +44,8 @@ class SourceNumbers:
     Attributes:
         names: by number; empty if no source has a name.
         numbers: of each of Spark's sources, by its place; empty if they are Spark's own.
-        absent: the position of the sources that the pipeline does not read any more, with those of all others; None if
-            it reads all.
+        absent: the position of the sources that the pipeline does not read, with those of all others; None if it reads
+            all.
     """
 
     names: tuple[str, ...] = ()
@@ -82,7 +78,7 @@ class SourceNumbers:
             return offsets
         header, read = _parts(offsets)
         if len(read) != len(self.numbers):
-            raise CorruptData(
+            raise InvalidPipeline(
                 f"Spark reads {len(read)} sources, and the pipeline has {len(self.numbers)}; if one DataFrame is used "
                 "twice inside a read(), make a frame for each use"
             )
@@ -91,6 +87,19 @@ class SourceNumbers:
         for number, line in zip(self.numbers, read, strict=True):
             lines[number] = line
         return "\n".join([*header, *lines])
+
+    @property
+    def away(self) -> tuple[int, ...]:
+        """The numbers of the sources that are not read, as the user has allowed."""
+        return tuple(n for n in range(len(self.names)) if not self.is_read(n))
+
+    def restated(self, position: SourcePosition | None) -> SourcePosition | None:
+        """Return a position of before this run with what the run knows of its sources: it may read nothing for long,
+        and the next start must not ask again."""
+        if position is None or not self.numbers:
+            return position
+        known = len(_names_of(position))
+        return replace(position, names=self.names[:known], away=tuple(n for n in self.away if n < known))
 
     @property
     def absent_logs(self) -> tuple[int, ...]:
@@ -125,10 +134,10 @@ def source_numbers(
     renamed = {source.was: source.name for source in sources if source.was is not None}
     stored = [renamed.get(name, name) for name in _names_of(before)]
     if not any(stored):
-        unnamed = [source.name for source in sources if not source.is_given for _ in range(source.streams)]
+        unnamed = [source.name for source in sources if not is_given(source.name) for _ in range(source.streams)]
         is_known = all(source.streams for source in sources)
         is_as_it_was = before is None or len(sources) == 1 or len(unnamed) == len(stored) or not is_known
-        if is_as_it_was and not any(source.is_given for source in sources):
+        if is_as_it_was and not any(is_given(source.name) for source in sources):
             return PLAIN
         if len(unnamed) == len(stored):
             stored = unnamed  # in the order that Spark read them in
@@ -144,10 +153,12 @@ def source_numbers(
         new = range(len(names), len(names) + source.streams)
         numbers += known or new
         names += [] if known else [source.name] * source.streams
-    missing = [name for name in dict.fromkeys(stored) if name not in {source.name for source in sources}]
+    unread = [number for number in range(len(stored)) if number not in numbers]
+    away = before.away if before is not None else ()
+    missing = list(dict.fromkeys(stored[number] for number in unread if number not in away))
     if missing and not allow_dropped:
         raise InvalidPipeline(_missing(missing, sources, stored))
-    return SourceNumbers(tuple(names), tuple(numbers), before if missing else None)
+    return SourceNumbers(tuple(names), tuple(numbers), before if unread else None)
 
 
 def _names_of(position: SourcePosition | None) -> Sequence[str]:
@@ -178,11 +189,13 @@ def _parts(offsets: str) -> tuple[Sequence[str], list[str]]:
     """Return the header lines of an offsets file, and the line of each source.
 
     Raises:
-        CorruptData: it is of a version whose lines are not in the order of sources.
+        InvalidPipeline: it is of a version whose lines may not be in the order of sources.
     """
     header, lines = offsets.split("\n")[:_HEADER_LINES], offsets.split("\n")[_HEADER_LINES:]
     if header[0] != _LOG_VERSION:
-        raise CorruptData(
-            f"Spark's offsets have version {header[0]!r}; this version of Stillstate knows {_LOG_VERSION}"
+        raise InvalidPipeline(
+            f"Spark writes its offsets in version {header[0]!r}, and positions by name are only known of "
+            f"{_LOG_VERSION}. If read() calls Spark's readStream.name(…), leave that out: read(…, name=) names the "
+            "source. Nothing was committed"
         )
     return header, lines

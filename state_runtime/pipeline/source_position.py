@@ -143,6 +143,7 @@ class SparkCheckpoint:
             logs=tuple(sorted((*logs, *self.numbers.absent_logs))),
             files=(*small, *self.numbers.absent_files),
             names=self.numbers.names,
+            away=self.numbers.away,
         )
 
     def new_log_lines(self, before: SourcePosition | None, after: SourcePosition) -> dict[int, list[str]]:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pyspark.sql import types as T
 
+from state_runtime.pipeline.graph import is_given
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
 from state_runtime.spark.watermarks import WatermarkNode
@@ -76,7 +77,7 @@ class WatermarkColumn:
             was: the name of the source until now; None: the same.
         """
         if was is None:  # a job whose only sources are the two sides of a join may have had these names for them
-            side = RIGHT_COLUMN if "." in name else LEFT_COLUMN if not name else ""
+            side = "" if is_given(name) else RIGHT_COLUMN if name else LEFT_COLUMN
             before = f"{side}.{self.name}" if side else ""
         else:
             before = f"{was}.{self.name}" if was else self.name
@@ -180,7 +181,7 @@ class Clocks:
         if last is None:
             return TimeEntry(batch_time_ms)
         now_ms = max(batch_time_ms, last.batch_time_ms)
-        awake = [c for c in self.columns if not self._is_idle(c.source, last, now_ms)]
+        awake = [column for column in self.columns if column.source not in last.idle]
         watermark_ms = max([last.watermark_ms, *self._reached(last, awake)])
         clocks: dict[str, int] = {}
         for uid, given in self.inputs.items():
@@ -193,17 +194,20 @@ class Clocks:
         own = {uid: clock_ms for uid, clock_ms in clocks.items() if clock_ms != watermark_ms}
         return replace(last, batch_time_ms=now_ms, watermark_ms=watermark_ms, clocks=own)
 
-    def _is_idle(self, source: str, last: TimeEntry, now_ms: int) -> bool:
-        after_ms = self.idle_after_ms.get(source)
-        return after_ms is not None and now_ms - last.seen_ms.get(source, now_ms) >= after_ms
-
     def _reached(self, last: TimeEntry, columns: Sequence[WatermarkColumn]) -> list[int]:
         """Return the watermark of columns; [] of none."""
         combined = min if self.policy == "min" else max
         return [combined(_reached(last.event_time_ms, column) for column in columns)] if columns else []
 
-    def observed(self, time: TimeEntry, event_time_ms: Mapping[str, int | None]) -> TimeEntry:
-        """Return `time` after its epoch's rows were seen: the highest event time per column (None: it had no rows)."""
+    def observed(self, time: TimeEntry, event_time_ms: Mapping[str, int | None], *, reads: bool = True) -> TimeEntry:
+        """Return `time` after its epoch's rows were seen: the highest event time per column (None: it had no rows).
+
+        Args:
+            reads: the epoch read a batch. Only a batch shows that a source is silent, for it holds what each source
+                had: while the driver sleeps or waits for a store, no source becomes idle.
+        """
+        if not reads:
+            return time
         merged = dict(time.event_time_ms)
         seen_ms = {source: time.seen_ms.get(source, time.batch_time_ms) for source in self.idle_after_ms}
         of_source = {column.name: column.source for column in self.columns}
@@ -212,7 +216,8 @@ class Clocks:
                 merged[name] = max(value_ms, merged.get(name, value_ms))
                 if of_source[name] in seen_ms:
                     seen_ms[of_source[name]] = time.batch_time_ms
-        return replace(time, event_time_ms=merged, seen_ms=seen_ms)
+        idle = [s for s, after_ms in self.idle_after_ms.items() if time.batch_time_ms - seen_ms[s] >= after_ms]
+        return replace(time, event_time_ms=merged, seen_ms=seen_ms, idle=tuple(sorted(idle)))
 
 
 def _reached(event_time_ms: Mapping[str, int], column: WatermarkColumn) -> int:

@@ -43,6 +43,7 @@ from state_runtime.snapshot.manifest import (
     SourcePosition,
     StagedOutput,
     TimeEntry,
+    format_of,
 )
 from state_runtime.snapshot.paths import BUILDING_FILE, manifest_path
 from state_runtime.state.table import StateSchema
@@ -264,6 +265,7 @@ class SnapshotBuilder:
             epoch=max(epoch, self.snapshot_id),
             origins=self.origins,
         )
+        manifest = replace(manifest, format_version=format_of(manifest))
         _refuse_overlaps(manifest)
         if self.root.create(manifest_path(self.snapshot_id), manifest.encode()) is not Created.MINE:
             _refuse_snapshots(self.root)

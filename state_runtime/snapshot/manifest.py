@@ -141,6 +141,7 @@ class TimeEntry:
         event_time_ms: per watermarked column of the sources the highest event time so far.
         clocks: the watermark of each operator that does not have `watermark_ms`: its own sources are further.
         seen_ms: per source that may be left out while it is idle, the batch time of its newest rows.
+        idle: the sources that are left out: the newest batch that was read came too long after their rows.
     """
 
     batch_time_ms: int
@@ -148,6 +149,7 @@ class TimeEntry:
     event_time_ms: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
     seen_ms: dict[str, int] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
     def watermark_of(self, uid: str) -> int:
         """Return the watermark of an operator."""
@@ -303,6 +305,7 @@ class SourcePosition:
         names: for each line of `offsets` the name of its source in the pipeline; empty if no source has a name. The
             index of a line is the source's number here, whatever its place in the pipeline, and stays when sources come
             and go (pipeline/source_names.py).
+        away: the numbers of the sources that the pipeline did not read any more, as the user had allowed.
     """
 
     batch_id: int
@@ -313,6 +316,7 @@ class SourcePosition:
     logs: tuple[int, ...] = ()
     files: tuple[SourceFile, ...] = ()
     names: tuple[str, ...] = ()
+    away: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -497,8 +501,10 @@ class Manifest:
             left_out=(
                 ("source", "files"),
                 ("source", "names"),
+                ("source", "away"),
                 ("time", "clocks"),
                 ("time", "seen_ms"),
+                ("time", "idle"),
                 ("open_batch", "late_clocks"),
                 *(
                     (outer, inner)
@@ -568,7 +574,7 @@ def format_of(manifest: Manifest) -> int:
 def _format_needed(manifest: Manifest) -> int:
     """Return the oldest format that knows the fields that a manifest has; 0 if all formats do."""
     time, batch, source = manifest.time, manifest.open_batch, manifest.source
-    has_clocks = time is not None and bool(time.clocks or time.seen_ms)
+    has_clocks = time is not None and bool(time.clocks or time.seen_ms or time.idle)
     has_late_clocks = batch is not None and bool(batch.late_clocks)
     if has_clocks or has_late_clocks or (source is not None and source.names):
         return FORMAT_WITH_SOURCES
@@ -612,6 +618,14 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     if (shards := manifest.shards) is not None:
         sizes += [shards.bytes, shards.parallelism, shards.snapshot_id, shards.total_bytes, shards.oldest_snapshot_id]
     sizes += [n for o in manifest.operators for n in (o.since, *o.dropped.values(), *(s.since for s in o.states))]
+    times: list[int] = []
+    if (time := manifest.time) is not None:
+        times += [time.batch_time_ms, time.watermark_ms]
+        times += [n for each in (time.event_time_ms, time.clocks, time.seen_ms) for n in each.values()]
+    if (batch := manifest.open_batch) is not None:
+        times += [batch.late_watermark_ms, *batch.late_clocks.values()]
+    if any(abs(n) >= 1 << 63 for n in times):
+        raise CorruptManifest(f"{where} is damaged: a time is out of bounds")
     if any(not 0 <= n < 1 << 63 for n in sizes) or manifest.parallelism > MAX_PARALLELISM:
         raise CorruptManifest(f"{where} is damaged: a size, an id or a number of rows is out of bounds")
     if any(not 0 <= t.hash_low <= t.hash_high for t in tables):
@@ -645,7 +659,8 @@ def _check_source_names(position: SourcePosition, where: str) -> None:
         CorruptManifest: there are more or fewer names than sources, or a number without a source.
     """
     lines = len(position.offsets.split("\n")) - 2
-    if position.names and (len(position.names) != lines or any(number >= lines for number in position.logs)):
+    numbers = (*position.logs, *position.away)
+    if (position.names or position.away) and (len(position.names) != lines or any(not 0 <= n < lines for n in numbers)):
         raise CorruptManifest(f"{where} is damaged: {len(position.names)} names for {lines} sources")
 
 

@@ -433,9 +433,23 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "position-of-a-source-that-is-away",
         "state_runtime/pipeline/source_names.py",
-        "    return SourceNumbers(tuple(names), tuple(numbers), before if missing else None)\n",
+        "    return SourceNumbers(tuple(names), tuple(numbers), before if unread else None)\n",
         "    return SourceNumbers(tuple(names), tuple(numbers), None)\n",
         f"{_NAMES}test_files_and_logs_of_a_source_go_with_its_name",
+    ),
+    Guard(
+        "left-out-once",
+        "state_runtime/pipeline/source_names.py",
+        " if number not in away))\n",
+        "))\n",
+        f"{_NAMES}test_a_source_that_was_left_out_once_is_not_asked_for_again",
+    ),
+    Guard(
+        "idle-by-batches-alone",
+        "state_runtime/pipeline/watermark.py",
+        "        if not reads:\n",
+        "        if False:\n",
+        f"{_CLOCKS}test_no_source_becomes_idle_while_nothing_is_read",
     ),
     Guard(
         "clock-by-the-operators-before",
@@ -462,7 +476,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "nothing-is-idle-before-a-run-could-read",
         "state_runtime/driver/driver_state.py",
-        "replace(head, time=replace(head.time, seen_ms={}))\n",
+        "replace(head, time=replace(head.time, seen_ms={}, idle=()))\n",
         "head\n",
         "tests/state_runtime/driver/test_interval.py::test_no_source_is_idle_while_no_run_could_read_it",
     ),

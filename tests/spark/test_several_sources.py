@@ -91,6 +91,8 @@ def test_sources_come_and_go_and_change_places_and_each_reads_on_where_it_was(
     write_input(tmp_path / "visits", files=1, first=2)
     write_input(tmp_path / "refunds", files=1, first=2)
     without.run(spark, trigger=ONCE, allow_dropped_state=True)
+    write_input(tmp_path / "orders", files=1, first=5)
+    without.run(spark, trigger=ONCE)  # as a supervisor starts it again
     if "local_recovery" in settings:
         shutil.rmtree(tmp_path / "local", ignore_errors=True)
     several(tmp_path, ["orders", "visits", "refunds"], **settings).run(spark, trigger=ONCE)

@@ -329,7 +329,7 @@ def test_epochs_of_a_restored_job_go_on_above_those_that_are_published_already()
 
 def test_no_source_is_idle_while_no_run_could_read_it() -> None:
     """A job that was down for a day would begin with all of its sources idle, and take what the slower ones bring for late."""
-    time = TimeEntry(5, 7, {"a.at": 9}, {"w": 8}, {"a": 1})
+    time = TimeEntry(5, 7, {"a.at": 9}, {"w": 8}, {"a": 1}, ("a",))
     context: Any = SimpleNamespace(
         parallelism=1,
         pipeline=SimpleNamespace(operators=()),
@@ -341,4 +341,4 @@ def test_no_source_is_idle_while_no_run_could_read_it() -> None:
         root=None,
     )
     head = DriverState.open(context, replace(empty_manifest(), time=time)).interval.head
-    assert head.time == replace(time, seen_ms={})
+    assert head.time == replace(time, seen_ms={}, idle=())

@@ -297,13 +297,25 @@ def test_a_source_is_idle_once_no_row_of_it_came_for_long_enough_and_holds_back_
     clocks = two_sources(idle_after_ms={"b": 60_000})
     time = clocks.observed(clocks.advanced(None, 0), {"a.at": 50_000, "b.at": 20})
     time = clocks.observed(clocks.advanced(time, 59_999), {"a.at": 60_000, "b.at": None})
-    assert time.watermark_of("of-both") == 20
-    time = clocks.observed(clocks.advanced(time, 60_000), {"a.at": 70_000, "b.at": 30})
-    assert time.watermark_of("of-both") == 59_990
+    assert clocks.advanced(time, 60_000).watermark_of("of-both") == 20
+    time = clocks.observed(clocks.advanced(time, 60_000), {"a.at": 70_000, "b.at": None})
+    assert time.idle == ("b",)
     time = clocks.observed(clocks.advanced(time, 60_001), {"a.at": 80_000, "b.at": 40})
-    assert time.watermark_of("of-both") == 59_990, "it does not fall"
-    time = clocks.advanced(time, 130_000)
-    assert time.watermark_of("of-both") == 79_990, "and is left out again"
+    assert (time.watermark_of("of-both"), time.idle) == (69_990, ())
+    time = clocks.observed(clocks.advanced(time, 60_002), {"a.at": 90_000, "b.at": 50})
+    assert time.watermark_of("of-both") == 69_990, "it does not fall"
+    time = clocks.observed(clocks.advanced(time, 120_002), {"a.at": 90_000, "b.at": None})
+    assert clocks.advanced(time, 120_003).watermark_of("of-both") == 89_990, "and is left out again"
+
+
+def test_no_source_becomes_idle_while_nothing_is_read() -> None:
+    """A driver that slept for an hour, or waited for its store, has not heard a source be silent; the next batch tells."""
+    clocks = two_sources(idle_after_ms={"b": 60_000})
+    time = clocks.observed(clocks.advanced(None, 0), {"a.at": 50_000, "b.at": 20})
+    awake = clocks.observed(clocks.advanced(time, 3_600_000), {}, reads=False)
+    assert (awake.watermark_of("of-both"), awake.idle) == (20, ())
+    read = clocks.observed(clocks.advanced(awake, 3_600_001), {"a.at": 60_000, "b.at": 30})
+    assert (clocks.advanced(read, 3_600_002).watermark_of("of-both"), read.idle) == (30, ())
 
 
 def test_if_all_sources_are_idle_the_clocks_stand() -> None:

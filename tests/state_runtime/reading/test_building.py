@@ -31,7 +31,7 @@ from state_runtime.reading.tables import TableWriter, cell_bits
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition, StateEntry, TimeEntry
 from state_runtime.snapshot.paths import BUILDING_FILE, manifest_path
 from state_runtime.state.table import StateSchema, entries_of, hashes_of
 from state_runtime.store import Store, open_store
@@ -411,3 +411,10 @@ def test_one_table_is_in_memory_a_row_group_at_a_time(tmp_path: Path) -> None:
     assert 0 < sizes[-1] < 64 * KIB
     assert not list(tmp_path.glob(".table-*"))
     assert TimeEntry(0).watermark_ms == 0
+
+
+def test_a_snapshot_that_is_built_with_positions_by_name_has_the_format_that_knows_them() -> None:
+    """An import of a query whose sources the job names; it failed when all of its rows had been written."""
+    position = SourcePosition(3, "meta", "v1\n{}\n1\n2", "", "v1\n{}", names=("orders", "refunds"))
+    built = builder_of(DictStore().child("job"), entry_of_shape("value")).commit(source=position)
+    assert (built.format_version, built.source) == (6, position)

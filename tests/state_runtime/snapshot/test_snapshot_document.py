@@ -66,10 +66,12 @@ tables = st.builds(
 files = st.builds(FileEntry, relative, sizes, texts)
 layers = st.builds(LayerEntry, sizes, sizes, st.tuples(tables), st.tuples(files))
 clocks = st.dictionaries(names, sizes, max_size=2)
-times = st.builds(TimeEntry, sizes, sizes, clocks, clocks, clocks)
+times = st.builds(TimeEntry, sizes, sizes, clocks, clocks, clocks, st.lists(names, max_size=2).map(tuple))
 positions = st.builds(SourcePosition, sizes, texts, texts, texts, texts, st.lists(st.integers(0, 9)).map(tuple))
 named_positions = st.lists(names, min_size=1, max_size=3).map(
-    lambda known: SourcePosition(0, "", "v1\n{}" + "\n-" * len(known), "", "", (len(known) - 1,), names=tuple(known))
+    lambda known: SourcePosition(
+        0, "", "v1\n{}" + "\n-" * len(known), "", "", (len(known) - 1,), names=tuple(known), away=(0,)
+    )
 )
 open_batches = st.builds(
     lambda late, settled, held, numbers, clocks: OpenBatch(
@@ -146,7 +148,11 @@ def test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields(manifest: 
     """A reader of that format must not pass over what it does not know, and none is refused without need."""
     needed = format_of(manifest)
     time, batch, source = manifest.time, manifest.open_batch, manifest.source
-    of_sources = [time and (time.clocks or time.seen_ms), batch and batch.late_clocks, source and source.names]
+    of_sources = [
+        time and (time.clocks or time.seen_ms or time.idle),
+        batch and batch.late_clocks,
+        source and source.names,
+    ]
     assert needed == (6 if any(of_sources) else 5 if batch is not None else 4)
     fitting = dataclasses.replace(manifest, format_version=needed)
     assert Manifest.decode(fitting.encode(), "m") == fitting
@@ -160,7 +166,9 @@ def test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields(manifest: 
             Manifest.decode(enveloped("manifest", body, needed - 1), "m")
 
 
-@pytest.mark.parametrize("damage", [{"names": ["a"]}, {"names": ["a", "b", "c"]}, {"logs": [2]}])
+@pytest.mark.parametrize(
+    "damage", [{"names": ["a"]}, {"names": ["a", "b", "c"]}, {"logs": [2]}, {"away": [2]}, {"away": [-1]}]
+)
 def test_names_that_do_not_fit_the_sources_are_damage(damage: dict[str, object]) -> None:
     """A source would read on from the position of another one."""
     position = SourcePosition(1, "", "v1\n{}\n1\n2", "", "", (1,), names=("a", "b"))
