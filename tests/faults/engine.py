@@ -30,6 +30,7 @@ from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.sinks import ParquetSink
+from state_runtime.pipeline.source_names import PLAIN
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.snapshot import fencing
@@ -161,6 +162,8 @@ class InProcess:
 
 class Position:
     """Stands for Spark's checkpoint directory: batch n is the n-th, and its log of seen files has one line of it."""
+
+    numbers = PLAIN
 
     def clock(self, batch_id: int) -> Any:
         return SimpleNamespace(batch_time_ms=1000 + batch_id)

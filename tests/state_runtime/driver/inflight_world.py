@@ -33,6 +33,7 @@ from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
+from state_runtime.pipeline.source_names import PLAIN
 from state_runtime.pipeline.source_position import BatchClock
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.catalog import Catalog
@@ -96,6 +97,8 @@ class WorldClock(FakeClock):
 @dataclass
 class Checkpoint:
     """Spark's checkpoint directory: batch n follows batch n - 1."""
+
+    numbers = PLAIN
 
     world: World
 

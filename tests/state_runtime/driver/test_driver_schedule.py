@@ -38,6 +38,7 @@ from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
+from state_runtime.pipeline.source_names import PLAIN
 from state_runtime.pipeline.source_position import BatchClock
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
@@ -69,6 +70,8 @@ def operator() -> AggregateOperator:
 @dataclass
 class Checkpoint:
     """Spark's checkpoint directory: batch n follows batch n - 1, and a source logs one line a batch."""
+
+    numbers = PLAIN
 
     folder: Path
 
