@@ -149,6 +149,11 @@ MUTANTS ?= 200
 mutants: $(MUTANTS_READY) ## MUTANTS (200) small changes of the runtime, drawn by SEED, each against the tests that reach it (hours); writes tests/soak/reports/mutants.json
 	$(BIN)/python -m tests.soak.mutants --sample $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
+PLANS ?= 100
+.PHONY: soak-queries
+soak-queries: setup ## PLANS (100) plain queries that are drawn by SEED, on Spark's own streaming and on ours, batch by batch (about 15 s each)
+	$(BIN)/python -m tests.soak.queries --plans $(PLANS) $(if $(SEED),--seed $(SEED))
+
 MINUTES ?= 30
 SEED ?=
 .PHONY: soak-dagster
@@ -234,6 +239,10 @@ bench-branches: setup ## What a branch costs beside an operator of its own job (
 .PHONY: bench-sources
 bench-sources: setup ## What named sources and joins anywhere cost beside streams that are united in read() (about 6 minutes)
 	$(BIN)/python -m benchmarks.sources
+
+.PHONY: bench-queries
+bench-queries: setup ## What a plain query costs beside the same pipeline written in steps (about 6 minutes)
+	$(BIN)/python -m benchmarks.queries
 
 .PHONY: bench-inflight
 bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)

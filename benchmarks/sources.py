@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from state_runtime import StreamingJob
 
-__all__ = ["app"]
+__all__ = ["app", "write_minutes"]
 
 PAIRS = {
     "two named sources / united in read()": ("named", "in-read"),
@@ -68,7 +68,7 @@ def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mappin
     with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
         root = Path(folder)
         for name in ("left", "right"):
-            _write(root / name, rows // 2, WARM + epochs)
+            write_minutes(root / name, rows // 2, WARM + epochs)
         for turn in range(turns):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 watch = EpochWatch(found[kind], WARM)
@@ -78,7 +78,7 @@ def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mappin
     return found
 
 
-def _write(folder: Path, rows: int, files: int) -> None:
+def write_minutes(folder: Path, rows: int, files: int) -> None:
     """A file is a minute of events."""
     folder.mkdir()
     for number in range(files):

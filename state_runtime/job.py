@@ -24,7 +24,17 @@ from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import TransformStep, UnionStep
-from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, SegmentNode, SinkNode, SourceNode
+from state_runtime.pipeline.graph import (
+    Edge,
+    Graph,
+    Node,
+    OperatorNode,
+    Port,
+    QueryNode,
+    SegmentNode,
+    SinkNode,
+    SourceNode,
+)
 from state_runtime.pipeline.operators import (
     AggregateStep,
     DeduplicateStep,
@@ -37,6 +47,7 @@ from state_runtime.pipeline.operators import (
     WindowStep,
 )
 from state_runtime.pipeline.plan import JobPlan
+from state_runtime.pipeline.query import SqlQuery
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import Source
 from state_runtime.processors.builtin.window_state import OutputMode
@@ -156,6 +167,62 @@ class StreamingJob:
             raise InvalidPipeline(f"idle_after={idle_after!r} must be at least a millisecond")
         node = SourceNode(name, source, was=was, idle_after_ms=None if idle_after_us is None else idle_after_us // 1000)
         return Stream(self._pipeline, self._pipeline.add(node))
+
+    def query(
+        self,
+        query: Source,
+        *,
+        output_mode: str = "append",
+        names: Mapping[str, str] | None = None,
+    ) -> Stream:
+        """Run a plain streaming query of PySpark or SQL, unchanged, on this job's snapshots.
+
+        It is what stands before `.writeStream`: a streaming DataFrame, or a function that makes one of a SparkSession.
+        What keeps state in it (aggregates, windows, dropDuplicates, joins of streams) becomes operators of this job;
+        all else remains Spark's. Rows, late rows and watermarks are Spark's. What is not supported is refused when the
+        job starts, by name.
+
+        State belongs to the names of operators: the alias of the frame (`.alias("per_shop")`) or of the subquery, the
+        name of the common table expression, else what it does and its keys (`window-shop`); `stillstate explain` shows
+        them.
+
+        Args:
+            output_mode: "append" or "update", as of `DataStreamWriter.outputMode`.
+            names: other names for operators and sources, by those that they would have: {"window-shop": "per_shop"}.
+
+        Example:
+            def per_shop(spark):
+                orders = spark.readStream.schema(SCHEMA).parquet("/data/in").withWatermark("at", "5 seconds")
+                return orders.groupBy(F.window("at", "10 minutes"), "shop").count()
+            job.query(per_shop).write(ParquetSink("/data/out"))
+        """
+        mode = str(output_mode).lower()
+        if mode not in ("append", "update"):
+            raise InvalidPipeline(f"query(): output_mode {output_mode!r} must be append or update")
+        node = QueryNode(query, mode, dict(names or {}))  # type: ignore[arg-type]
+        return Stream(self._pipeline, self._pipeline.add(node))
+
+    def sql(
+        self,
+        text: str,
+        *,
+        output_mode: str = "append",
+        names: Mapping[str, str] | None = None,
+        **streams: Source,
+    ) -> Stream:
+        """Run a SELECT of Spark SQL over streams, on this job's snapshots; see `query`.
+
+        Args:
+            streams: by the names that the text has for them: a streaming DataFrame, or a function that makes one. They
+                are views while the text is analyzed. Tables and other views of the session can be named, too.
+
+        Example:
+            per_shop = "SELECT window(at, '10 minutes') AS w, shop, count(*) AS n FROM orders GROUP BY 1, 2"
+            job.sql(per_shop, orders=read_orders).write(ParquetSink("/data/out"))
+        """
+        for name in streams:
+            check_uid(name, "view")
+        return self.query(SqlQuery(text, streams), output_mode=output_mode, names=names)
 
     def plan(self) -> JobPlan:
         """Return the job as written so far, as a value of which a run, a bootstrap and an import are made.

@@ -13,6 +13,7 @@ import pyspark
 import pyspark.accumulators
 import pyspark.sql
 from pyspark.sql import types
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
 FOLDER = Path(__file__).resolve().parent.parent / "state_runtime" / "spark"
 _JAVA = re.compile(r"[a-z]+[A-Z]\w*|[A-Z]\w*")
@@ -25,6 +26,8 @@ _PUBLIC = (
     pyspark.sql.Observation,
     pyspark.sql.functions,
     py4j.protocol.Py4JJavaError,
+    StatefulProcessorHandle,
+    TimerValues,
     types,
     types.StructType,
     types.StructField,

@@ -178,7 +178,11 @@ MAY_IMPORT_PYSPARK = {
     "state_runtime/processors/user",
     "state_runtime/spark",
 }
-MAY_IMPORT_PANDAS = {"state_runtime/processors/user/frames.py", "state_runtime/processors/user/handler_input.py"}
+MAY_IMPORT_PANDAS = {
+    "state_runtime/processors/user/frames.py",
+    "state_runtime/processors/user/handler_input.py",
+    "state_runtime/spark/group_state.py",
+}
 
 
 @cache

@@ -23,18 +23,22 @@ __all__ = ["register"]
 def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show the steps of a job's pipeline: what reads what.
 
-    The job's code is imported and its pipeline built, as a start would do it; no row is read, and neither Spark nor
-    Java is started. Each operator is held against the newest snapshot: "kept" has state there, "new" starts without;
-    of a source with a name the same is said of its position.
+    The job's code is imported and its pipeline built, as a start would do it; no row is read. Spark is started only for
+    a job with a plain query, query() or sql(): its plan says what keeps state, and by which names. Each operator is
+    held against the newest snapshot: "kept" has state there, "new" starts without; of a source with a name the same is
+    said of its position.
     """
     from state_runtime.base.errors import JobNotFound
     from state_runtime.pipeline.graph import SourceNode
-    from stillstate.orchestration.running.run import build_job
+    from stillstate.orchestration.running.run import build_job, plan_with_spark
     from stillstate.orchestration.show.pipeline import explained, pipeline_json, pipeline_table, pipeline_text
 
     spec = load_spec(config)
     found = job_or_only(spec, job)
-    graph = build_job(found, spec.file.parent).plan().graph
+    plan = build_job(found, spec.file.parent).plan()
+    if plan.has_queries:
+        plan = plan_with_spark(found, spec.file.parent)
+    graph = plan.graph
     try:
         newest = catalog_of(found).latest()
     except JobNotFound:

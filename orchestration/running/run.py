@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from state_runtime import StreamingJob
     from state_runtime.driver.run import RunResult
     from state_runtime.maintenance.copy.objects import CopyProgress
+    from state_runtime.pipeline.plan import JobPlan
 
-__all__ = ["RestoreWatch", "run_job"]
+__all__ = ["RestoreWatch", "build_job", "plan_with_spark", "run_job"]
 
 RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
@@ -299,6 +300,19 @@ def _end_session(session: SparkSession) -> None:
         if not is_of_ended_java(error):
             raise
         _LOG.info("the session went with Spark's Java process")
+
+
+def plan_with_spark(spec: JobSpec, folder: Path) -> JobPlan:
+    """Return a job's plan with the nodes of its queries, for which Spark is started, and stopped again; no row is read.
+
+    Args:
+        folder: as of `build_job`.
+    """
+    session, job = _session_and_job(spec, folder, _session_of(spec, is_submitted=False), stderr=None)
+    try:
+        return job.plan().expanded(session)
+    finally:
+        _end_session(session)
 
 
 def build_job(spec: JobSpec, folder: Path) -> StreamingJob:

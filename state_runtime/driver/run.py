@@ -137,7 +137,7 @@ class JobRun:
         on_progress: Callable[[Progress], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._plan = plan
+        self._plan = plan.expanded(spark)
         self._spark = spark
         self._on_progress = on_progress
         self._stop = stop
@@ -164,7 +164,7 @@ class JobRun:
             refuse_if_live(self._catalog, self._clock)
         fit = partial(
             reconcile,
-            operators=[operator.entry() for operator in pipeline.operators],
+            operators=pipeline.entries,
             dropped_by_processor=pipeline.dropped,
             allow_dropped_state=allowed.dropped_state,
         )

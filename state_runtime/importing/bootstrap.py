@@ -78,10 +78,10 @@ def bootstrap(
     where = Place.parse(place)
     if where.snapshot_id is not None:
         raise InvalidConfiguration(f"{place} names a snapshot; give the folder that the first one is made in")
-    plan = job.plan()
+    plan = job.plan().expanded(spark)
     pipeline = plan.compiled(spark, plan.opened_sources(spark))
     operators = {operator.uid: operator for operator in pipeline.operators}
-    entries = {uid: settled(operator.entry()) for uid, operator in operators.items()}
+    entries = {entry.uid: settled(entry) for entry in pipeline.entries}
     layouts: dict[tuple[str, str], RowLayout] = {}
     for (uid, name), frame in frames.items():
         state = entries[uid].state(name) if uid in entries else None

@@ -96,7 +96,7 @@ def import_checkpoint(
     root = open_store(checkpoint, storage_options)
     native = read_checkpoint(root)
     _refuse_active(spark, native, root.url)
-    plan = job.plan()
+    plan = job.plan().expanded(spark)
     opened = plan.opened_sources(spark)
     pipeline = plan.compiled(spark, opened)
     _check_sources(opened, native, root.url)
@@ -187,7 +187,7 @@ def _builder(
     ids: Ids,
 ) -> SnapshotBuilder:
     own = {operator.uid for _, operator in pairs}
-    entries = [operator.entry() for operator in pipeline.operators if operator.uid in own]
+    entries = [entry for entry in pipeline.entries if entry.uid in own]
     schemas = {(operator.uid, name): schema for _, operator in pairs for name, schema in operator.state_schemas.items()}
     origin = OriginEntry(plan.name, native.query_id, native.batch_id, "", "IMPORT")
     return SnapshotBuilder.create(

@@ -97,6 +97,7 @@ def reconcile(
         raise InvalidPipeline(
             f"snapshot {before.snapshot_id} holds state of operator {gone[0]!r}, which the pipeline no longer has. Put "
             "it back (operators match by uid), or give its state up with allow_dropped_state"
+            f"{_renaming(gone[0], [each.uid for each in operators if each.says and each.uid not in stored])}"
         )
     entries = []
     for new in operators:
@@ -107,6 +108,16 @@ def reconcile(
         step = _Step(before, new.uid, snapshot_id, frozenset((dropped_by_processor or {}).get(new.uid, ())))
         entries.append(step.operator(old, new, allow_dropped_state=allow_dropped_state))
     return tuple(entries)
+
+
+def _renaming(gone: str, new: Sequence[str]) -> str:
+    """Return the way to say that a new operator of a query is one of the snapshot; "" without new ones."""
+    if not new:
+        return ""
+    return (
+        f". The query has {', '.join(map(repr, new))} instead; if it is the same operator, say so: query(…, names="
+        f'{{"{new[0]}": "{gone}"}})'
+    )
 
 
 def usable_versions(before: Manifest, operators: Sequence[OperatorEntry]) -> dict[str, str]:
@@ -149,6 +160,7 @@ class _Step:
                 f"{where}: it is a {new.kind} now, and a {old.kind} in {self._snapshot}, whose state it cannot read. "
                 f"{_NEW_UID}"
             )
+        self._check_says(old, new, where)
         if self._shape(new.key_schema) != self._shape(old.key_schema):
             raise InvalidPipeline(
                 f"{where}: its keys are ({new.key_schema}) now, and ({old.key_schema}) in {self._snapshot}; state "
@@ -169,6 +181,8 @@ class _Step:
                     f"{where}: {name!r} is {new.functions[name]} now, and {old.functions[name]} in {self._snapshot}. "
                     "Give the changed one another name"
                 )
+        if new.says and not allow_dropped_state:
+            self._check_functions(old, new, where)
         states = tuple(self._state(old.state(state.name), state) for state in new.states)
         names = {state.name for state in states}
         for state in old.states:
@@ -183,6 +197,39 @@ class _Step:
         return replace(
             new, states=states, since=old.since, dropped=dict(sorted(dropped.items())), next_due_ms=old.next_due_ms
         )
+
+    def _check_says(self, old: OperatorEntry, new: OperatorEntry, where: str) -> None:
+        """Check that the keys of a query's operator say what they said: state of other keys would be taken for theirs.
+
+        An operator that only a number in its name tells from others must also read what it read.
+        """
+        if old.says == new.says or not old.says:
+            return
+        keys = [", ".join(text for name, text in sorted(entry.says.items()) if name) for entry in (new, old)]
+        rename = f'query(…, names={{"{self._uid}": "another-name"}})'
+        if keys[0] != keys[1]:
+            raise InvalidPipeline(
+                f"{where}: its keys are ({keys[0]}) now, and ({keys[1]}) in {self._snapshot}; state of other keys is "
+                f"of no use. Set them back; or give it another name, {rename}, and its state up with "
+                "allow_dropped_state: then it starts empty"
+            )
+        raise InvalidPipeline(
+            f"{where}: several operators of the query have this name but for a number, or had in {self._snapshot}, and "
+            "what this one reads has changed since: it is not sure which state is whose. Give each a name of its own, "
+            f'.alias("…") on its frame or its subquery, or {rename}'
+        )
+
+    def _check_functions(self, old: OperatorEntry, new: OperatorEntry, where: str) -> None:
+        """Refuse an operator of a query that lost a function and got another one: that may be one that was changed, and
+        its sums so far would silently be gone."""
+        gone = sorted(text for name, text in old.functions.items() if name not in new.functions)
+        came = sorted(text for name, text in new.functions.items() if name not in old.functions)
+        if gone and came:
+            raise InvalidPipeline(
+                f"{where}: {', '.join(came)} is new, and {', '.join(gone)} of {self._snapshot} is gone. If one became "
+                "the other, it would begin from nothing. Keep the old one beside it; or, if that is meant, start once "
+                "with allow_dropped_state"
+            )
 
     def _state(self, old: StateEntry | None, new: StateEntry) -> StateEntry:
         if old is None or new.name in self._deleted:

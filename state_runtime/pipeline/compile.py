@@ -4,7 +4,7 @@ starts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from typing import ClassVar, Final
@@ -43,7 +43,7 @@ from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn
 from state_runtime.processors.operator import Operator
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.plans import has_python, job_watch
 from state_runtime.spark.sql import quoted
@@ -239,6 +239,12 @@ class CompiledPipeline:
         return frozenset(found)
 
     @property
+    def entries(self) -> list[OperatorEntry]:
+        """Return the descriptions of all operators, for manifests."""
+        says = {node.uid: dict(node.says) for node in self.graph.nodes if isinstance(node, OperatorNode)}
+        return [replace(each.entry(), says=says.get(each.uid, {})) for each in self.operators]
+
+    @property
     def operators(self) -> tuple[Operator, ...]:
         return tuple(stage.operator for stage in self.stages if stage.operator is not None)
 
@@ -276,7 +282,7 @@ def compile_pipeline(
                 compiling.segment(index, node)
             elif isinstance(node, OperatorNode):
                 compiling.operator(index, node)
-            else:
+            elif isinstance(node, SourceNode):
                 compiling.source(index, node)
         compiling.sinks(index)
     return compiling.compiled()
@@ -308,7 +314,7 @@ class _Compiling:
             _check_names(source.frame.schema, f"source {source.name!r}" if source.name else "the source")
         self._reads.source(index, self._sources.nodes[index])
         self._schemas[index], self._updates[index] = source.frame.schema, ""
-        self._inputs[index] = ClockInputs(sources=frozenset({node.name}))
+        self._inputs[index] = ClockInputs(sources=node.clock_with | {node.name})
 
     def segment(self, index: int, node: SegmentNode) -> None:
         before = [edge.node for edge in node.inputs]

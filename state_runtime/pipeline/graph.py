@@ -7,8 +7,9 @@ line of the job's own code that a node comes from, if it is known. See docs/desi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.usercode import step_at
@@ -19,6 +20,7 @@ __all__ = [
     "Node",
     "OperatorNode",
     "Port",
+    "QueryNode",
     "SegmentNode",
     "SinkNode",
     "SourceNode",
@@ -61,6 +63,7 @@ class SourceNode:
         name: unique in the graph; "" for the only source of a job. Its positions in snapshots belong to it.
         was: the name that it had in snapshots until now; None: the same.
         idle_after_ms: how long no row of it may come before it holds no operator's clock back; None: for ever.
+        clock_with: the sources that have one clock with it: each of them holds back what reads any of them.
     """
 
     name: str
@@ -68,6 +71,31 @@ class SourceNode:
     at: str = ""
     was: str | None = None
     idle_after_ms: int | None = None
+    clock_with: frozenset[str] = frozenset()
+
+    @property
+    def inputs(self) -> tuple[Edge, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class QueryNode:
+    """A query in the engine's own words. Before a run it is replaced by the nodes that it is made of.
+
+    Attributes:
+        query: as the engine takes it.
+        names: other names for its sources and operators, by those that they would have.
+    """
+
+    query: Any
+    output_mode: Literal["append", "update"]
+    names: Mapping[str, str]
+    at: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return str(getattr(self.query, "__name__", "query"))
 
     @property
     def inputs(self) -> tuple[Edge, ...]:
@@ -95,11 +123,13 @@ class OperatorNode:
 
     Attributes:
         ports: one, or several, as a join has. The operator's clock is the lowest of their clocks.
+        says: of an operator of a query the expressions of its keys, which its state belongs to.
     """
 
     step: Any
     ports: tuple[Port, ...]
     at: str = ""
+    says: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def uid(self) -> str:
@@ -129,7 +159,7 @@ class SinkNode:
         return (self.input,)
 
 
-Node: TypeAlias = SourceNode | SegmentNode | OperatorNode | SinkNode
+Node: TypeAlias = SourceNode | QueryNode | SegmentNode | OperatorNode | SinkNode
 
 
 @dataclass(frozen=True)
@@ -168,7 +198,7 @@ def check_graph(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         name = _name(node)
         with step_at(node.at):
-            if not node.inputs and not isinstance(node, SourceNode):
+            if not node.inputs and not isinstance(node, SourceNode | QueryNode):
                 raise InvalidPipeline(f"{name} reads nothing; give it the output of a source or of another step")
             for edge in node.inputs:
                 _check_edge(graph, index, edge)
@@ -177,7 +207,7 @@ def check_graph(graph: Graph) -> None:
                     f"{name} has inputs with {', '.join(str(len(port.keys)) for port in node.ports)} key columns; rows "
                     "of all inputs meet by equal keys, so name as many columns for each"
                 )
-            if not isinstance(node, SegmentNode) and name in names:
+            if not isinstance(node, SegmentNode | QueryNode) and name in names:
                 raise InvalidPipeline(_taken(node))
             names.add(name)
 
@@ -206,8 +236,8 @@ def _taken(node: SourceNode | OperatorNode | SinkNode) -> str:
 
 
 def _name(node: Node) -> str:
-    if isinstance(node, SegmentNode):
-        return "a stateless step"
+    if isinstance(node, SegmentNode | QueryNode):
+        return "a stateless step" if isinstance(node, SegmentNode) else f"query {node.name!r}"
     if isinstance(node, OperatorNode):
         return f"operator {node.uid!r}"
     return f"{'source' if isinstance(node, SourceNode) else 'sink'} {node.name!r}"

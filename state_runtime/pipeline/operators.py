@@ -79,12 +79,18 @@ class ProcessorStep:
 
 @dataclass(frozen=True)
 class AggregateStep:
-    """Built-in aggregates behind a key."""
+    """Built-in aggregates behind a key.
+
+    Attributes:
+        forgets: in update mode too late rows are dropped, and keys that the watermark has passed are removed, as Spark
+            does it: event time is among the keys. Append mode always does.
+    """
 
     uid: str
     kind: ClassVar[str] = "aggregate"
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode = "update"
+    forgets: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,9 @@ class IntervalJoinStep:
     """Rows of two streams with equal keys and times within a range.
 
     Attributes:
-        event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none.
+        event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none; "both":
+            a query says itself which columns carry it.
+        waits_ms: of a query how far the clock of its output is behind its own; None: as long as rows may wait.
     """
 
     uid: str
@@ -144,11 +152,14 @@ class IntervalJoinStep:
     upper_us: int
     how: str
     event_time: str = ""
+    waits_ms: int | None = None
 
     @property
     def held_back_ms(self) -> int:
         """How far the clock of its output is behind its own: a row waits for a later one of the other side, and comes
         with the time that it had."""
+        if self.waits_ms is not None:
+            return self.waits_ms
         waits_us = {"": 0, "left": self.upper_us, "right": -self.lower_us}[self.event_time]
         return max(0, -(-waits_us // 1000))
 
@@ -231,7 +242,11 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
         marked, metadata = WINDOW, {DELAY_METADATA: 0, kind: True}
         if lateness_us := parse_duration_us(step.allowed_lateness):
             metadata[LATENESS_METADATA] = lateness_us
-    elif isinstance(operator, IntervalJoinOperator) and isinstance(step, IntervalJoinStep) and step.event_time:
+    elif (
+        isinstance(operator, IntervalJoinOperator)
+        and isinstance(step, IntervalJoinStep)
+        and step.event_time in ("left", "right")
+    ):
         plan = operator.plan
         marked, metadata = plan.left_time if step.event_time == "left" else plan.right_time, {DELAY_METADATA: 0}
     else:
@@ -250,7 +265,7 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
             f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
         )
     event_time = ""
-    if step.output_mode == "append":
+    if step.output_mode == "append" or step.forgets:
         event_time = _needed_event_time(step.uid, schema, 'output_mode "append" needs')
         _check_in_time(step.uid, schema, event_time)
         if event_time not in keys.names:
@@ -268,6 +283,7 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
         plan=plan,
         state_ddl=ddl(spark_schema_of(slots)),
         event_time=event_time,
+        mode="append" if step.output_mode == "append" else "update",
     )
 
 

@@ -4,7 +4,7 @@ are made."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
@@ -15,7 +15,8 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode, check_graph
+from state_runtime.pipeline.graph import Graph, OperatorNode, QueryNode, SourceNode, check_graph
+from state_runtime.pipeline.query import with_queries
 from state_runtime.pipeline.sources import OpenedSources, open_sources
 from state_runtime.store import Store
 
@@ -51,6 +52,17 @@ class JobPlan:
     def root_url(self) -> str:
         """Return the job's root, as tasks open it."""
         return f"{self.store_url.rstrip('/')}/{self.name}"
+
+    @property
+    def has_queries(self) -> bool:
+        """Return whether the nodes of the graph are known only when Spark has planned a query."""
+        return any(isinstance(node, QueryNode) for node in self.graph.nodes)
+
+    def expanded(self, spark: SparkSession) -> JobPlan:
+        """Return the plan with the nodes of each query in its place; raises the errors of `with_queries`."""
+        if not self.has_queries:
+            return self
+        return replace(self, graph=with_queries(spark, self.name, self.graph))
 
     def opened_sources(self, spark: SparkSession) -> OpenedSources:
         """Return the streaming frames; raises the errors of `open_sources`."""

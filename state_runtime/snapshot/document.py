@@ -69,9 +69,10 @@ def encode_document(
     values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
     for outer, inner in left_out:
         given = values.get(outer)
-        fields = given if given is None or isinstance(given, dict) else fields_of(given)
-        if fields is not None and not fields[inner]:
-            values[outer] = {name: value for name, value in fields.items() if name != inner}
+        if isinstance(given, list | tuple):
+            values[outer] = [_without_empty(each, inner) for each in given]
+        elif given is not None:
+            values[outer] = _without_empty(given, inner)
     line = json.dumps(values, default=fields_of, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     header = {
         "stillstate": kind,
@@ -80,6 +81,12 @@ def encode_document(
         "bytes": len(line),
     }
     return json.dumps(header).encode() + b"\n" + line + b"\n"
+
+
+def _without_empty(of: Any, name: str) -> Mapping[str, Any]:
+    """Return the fields of a value, without one of them if it is empty."""
+    fields = of if isinstance(of, Mapping) else fields_of(of)
+    return fields if fields[name] else {each: value for each, value in fields.items() if each != name}
 
 
 def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:

@@ -113,6 +113,8 @@ class OperatorEntry:
         since: first snapshot of this operator; anything older of that uid is not read.
         dropped: dropped states, and the first snapshot without each: older data of them is skipped, and the name in
             newer data is damage. Kept as long as older data is stored.
+        says: of an operator of a query (`StreamingJob.query`) the expressions of its key columns, down to the columns
+            of sources; under "" a digest of its input, if a number in its name tells it from others.
     """
 
     uid: str
@@ -124,6 +126,7 @@ class OperatorEntry:
     functions: dict[str, str] = field(default_factory=dict)
     since: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    says: dict[str, str] = field(default_factory=dict)
 
     def state(self, name: str) -> StateEntry | None:
         """Return the state of that name."""
@@ -506,6 +509,7 @@ class Manifest:
                 ("time", "seen_ms"),
                 ("time", "idle"),
                 ("open_batch", "late_clocks"),
+                ("operators", "says"),
                 *(
                     (outer, inner)
                     for outer in ("progress", "previous")
@@ -576,7 +580,8 @@ def _format_needed(manifest: Manifest) -> int:
     time, batch, source = manifest.time, manifest.open_batch, manifest.source
     has_clocks = time is not None and bool(time.clocks or time.seen_ms or time.idle)
     has_late_clocks = batch is not None and bool(batch.late_clocks)
-    if has_clocks or has_late_clocks or (source is not None and source.names):
+    is_of_query = any(operator.says for operator in manifest.operators)
+    if has_clocks or has_late_clocks or is_of_query or (source is not None and source.names):
         return FORMAT_WITH_SOURCES
     return 0 if batch is None else FORMAT_WITH_ROWS
 

@@ -36,6 +36,7 @@ class Internal(Enum):
     WATERMARK_TRACKER = "a watermark that Spark alone can observe is refused"
     JOB_COUNT = "each transform is taken for one that runs a Spark job"
     PREPARED_FRAMES = "epochs are planned in more calls than need be"
+    QUERY_PLANS = "plain queries are refused; pipelines that are written in steps go on"
     REBOUND_PLANS = "each epoch is planned from the start"
     SOURCE_OPTIONS = "cleanSource and path patterns are not noticed: leave cleanSource off beside a checkpoint interval"
     PATH_PATTERNS = "a source path that no file fits is not warned of"

@@ -23,6 +23,7 @@ from state_runtime.processors.builtin.partials import (
     Scalar,
     order_of,
 )
+from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.event_time import is_late, micros_of, millis_up, nullable_millis
 from state_runtime.processors.grouping import GroupedRows, filter_rows
@@ -173,11 +174,12 @@ class AggregateOperator(WokenWhenDue):
     """The operator; emits the new value of every key that the epoch touched (update mode), or each key once (append
     mode), when the watermark has passed the event time among its key columns.
 
-    In append mode rows at or below the late watermark are dropped, so that a key does not come back after it was
+    With event time rows at or below the late watermark are dropped, so that a key does not come back after it was
     emitted. A null time is never late and never passed, as in Spark.
 
     Attributes:
-        event_time: in append mode the key column with event time; else empty.
+        event_time: the key column with event time, in append mode; in update mode if keys are forgotten by it; else
+            empty.
     """
 
     uid: str
@@ -187,6 +189,7 @@ class AggregateOperator(WokenWhenDue):
     plan: AggregatePlan
     state_ddl: str
     event_time: str = ""
+    mode: OutputMode = "append"
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -203,12 +206,12 @@ class AggregateOperator(WokenWhenDue):
     def entry(self) -> OperatorEntry:
         """Return the operator's description for manifests."""
         states = (StateEntry(STATE, "value", self.state_ddl, time=self._schema.time),)
-        modes = f"append by {self.event_time}" if self.event_time else ""
+        modes = f"{self.mode} by {self.event_time}" if self.event_time else ""
         return OperatorEntry(self.uid, "aggregate", self.key_ddl, states, modes, functions=dict(self.plan.texts))
 
     @property
     def time_domain(self) -> TimeDomain:
-        """In update mode nothing is ever due."""
+        """Without event time nothing is ever due."""
         return "event" if self.event_time else ""
 
     def process(
@@ -237,7 +240,8 @@ class AggregateOperator(WokenWhenDue):
     def _once(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Emit, in append mode, the keys that the watermark has passed, with these rows; then remove them."""
+        """Remove the keys that the watermark has passed. Emit those, with these rows, in append mode; in update mode
+        the keys that have rows."""
         rows, result.late_rows = self._without_late(rows, clock)
         changed = self._schema.empty()
         if rows.groups:
@@ -246,12 +250,14 @@ class AggregateOperator(WokenWhenDue):
             times = nullable_millis(millis_up(micros), valid)
             changed = self._schema.batch(rows.hashes, None, rows.keys, slots, times=times)
             result.rows_added = int(rows.groups - np.count_nonzero(found))
+            if self.mode == "update":
+                yield self._emit(rows.keys, slots)
         if due:
             result.due_taken[STATE] = clock.watermark_ms
             passed = version.overlaid({STATE: changed}).due(STATE, clock.watermark_ms)
             changed = fold([removal_of(passed, self._schema), changed], self._schema, drop_deleted=False)
             result.rows_added -= passed.num_rows
-            if passed.num_rows:
+            if passed.num_rows and self.mode == "append":
                 yield self._emit(self._schema.keys_of(passed), self._schema.values_of(passed))
         result.changes[STATE] = changed
 

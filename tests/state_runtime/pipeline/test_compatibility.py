@@ -517,3 +517,45 @@ def test_tables_are_written_in_the_newest_columns() -> None:
     assert found_rows(found)[KEYS[0]] == ({"s": "x", "n": 5}, None)
     assert found_rows(found)[KEYS[1]] == ({"s": "it's", "n": 1}, None)
     assert slice_hash_range(found, 0, int(hashes_of(found)[0])).num_rows == 1
+
+
+# --- operators of a query ----------------------------------------------------------------------------------------
+
+
+def grouping(uid: str = "op", **other: Any) -> OperatorEntry:
+    return OperatorEntry(
+        **{"uid": uid, "kind": "aggregate", "key_schema": "`k` string", "states": (), "says": {"k": "in.shop"}, **other}
+    )
+
+
+def test_keys_that_say_something_else_are_refused_although_their_types_fit() -> None:
+    old, new = grouping(), grouping(says={"k": "upper(in.shop)"})
+    for allow in (False, True):
+        with pytest.raises(InvalidPipeline, match=r"its keys are \(upper\(in.shop\)\) now, and \(in.shop\)"):
+            reconcile(before_of(old), [new], snapshot_id=12, allow_dropped_state=allow)
+
+
+def test_a_number_in_a_name_decides_only_if_nothing_that_is_read_has_changed() -> None:
+    old = grouping(says={"k": "in.shop", "": "digest"})
+    assert reconcile(before_of(old), [old], snapshot_id=12) == (old,)
+    for says in ({"k": "in.shop", "": "another"}, {"k": "in.shop"}):
+        for before, after in ((old, grouping(says=says)), (grouping(says=says), old)):
+            with pytest.raises(InvalidPipeline, match="it is not sure which state is whose"):
+                reconcile(before_of(before), [after], snapshot_id=12)
+
+
+def test_functions_of_a_query_may_come_or_go_and_not_take_each_others_place() -> None:
+    """A function that was changed is one that is gone and one that is new: its sums would begin from nothing."""
+    one, two = {"a": "sum(in.a)"}, {"a": "sum(in.a)", "b": "sum(in.b)"}
+    for before, after in ((one, two), (two, one)):
+        reconcile(before_of(grouping(functions=before)), [grouping(functions=after)], snapshot_id=12)
+    changed = grouping(functions={"c": "sum(in.a + 1)"})
+    with pytest.raises(InvalidPipeline, match=r"sum\(in.a \+ 1\) is new, and sum\(in.a\) of snapshot 10 is gone"):
+        reconcile(before_of(grouping(functions=one)), [changed], snapshot_id=12)
+    reconcile(before_of(grouping(functions=one)), [changed], snapshot_id=12, allow_dropped_state=True)
+    reconcile(before_of(grouping(functions=one, says={})), [replace(changed, says={})], snapshot_id=12)
+
+
+def test_an_operator_of_a_query_under_another_name_is_named_in_the_refusal() -> None:
+    with pytest.raises(InvalidPipeline, match='names=\\{"window-shop": "op"\\}'):
+        reconcile(before_of(grouping()), [grouping("window-shop")], snapshot_id=12)

@@ -98,7 +98,10 @@ manifests = st.builds(
     kind=st.sampled_from(["checkpoint", "fencing"]),
     created_at_ms=sizes,
     parallelism=st.integers(0, 32768),
-    operators=st.tuples(st.builds(OperatorEntry, names, texts, texts, st.tuples(st.builds(StateEntry, texts, st.just("value"), texts)))),
+    operators=st.tuples(st.builds(
+        OperatorEntry, names, texts, texts, st.tuples(st.builds(StateEntry, texts, st.just("value"), texts)),
+        says=st.one_of(st.just({}), st.dictionaries(texts, texts, max_size=2)),
+    )),
     segments=st.lists(segments, max_size=3).map(tuple),
     layers=st.lists(layers, max_size=2).map(tuple),
     source=st.none() | positions | named_positions,
@@ -152,6 +155,7 @@ def test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields(manifest: 
         time and (time.clocks or time.seen_ms or time.idle),
         batch and batch.late_clocks,
         source and source.names,
+        any(operator.says for operator in manifest.operators),
     ]
     assert needed == (6 if any(of_sources) else 5 if batch is not None else 4)
     fitting = dataclasses.replace(manifest, format_version=needed)

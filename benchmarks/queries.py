@@ -1,0 +1,104 @@
+"""`python -m benchmarks.queries`: a plain query beside the same pipeline written in steps.
+
+Pairs of jobs over the same files, in turns: windows in append mode by `job.query` and by `key_by(…).window(…)`, and running
+sums both ways. By the processor's time of driver, Java and workers together and by the clock.
+Prints one table and writes benchmarks/results/queries.json.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.branches import EpochWatch, Taken, report_epochs
+from benchmarks.report import Figure, Target, median, usable_cores
+from benchmarks.sources import WARM, write_minutes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_runtime import StreamingJob
+
+__all__ = ["app"]
+
+PAIRS = {
+    "windows, query / steps": ("windows-query", "windows-steps"),
+    "running sums, query / steps": ("sums-query", "sums-steps"),
+}
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def main(
+    rows: Annotated[list[int] | None, typer.Option(min=2, help="Rows of an epoch; may be given again.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="That count, of each job in each turn.")] = 25,
+    turns: Annotated[int, typer.Option(min=1, help="How often each job runs.")] = 2,
+) -> None:
+    """Measure plain queries; the median of all epochs of a job counts.
+
+    Example: [b]python -m benchmarks.queries --rows 1000[/b]
+    """
+    report_epochs("queries", rows, epochs, turns, _measured, _figures)
+
+
+def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
+    found = []
+    for title, (ours, other) in PAIRS.items():
+        for what, name, target in (("cpu_ms", "processor", Target("<=", 1.05)), ("ms", "clock", None)):
+            mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
+            found.append(Figure(f"{rows:,} rows: {title}, {name}", "ms", mine, theirs, target))
+    return found
+
+
+def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
+    """The epochs of each job, without those that warm it up."""
+    found: dict[str, Taken] = defaultdict(Taken)
+    kinds = [kind for pair in PAIRS.values() for kind in pair]
+    with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
+        root = Path(folder)
+        write_minutes(root / "in", rows, WARM + epochs)
+        for turn in range(turns):
+            for kind in kinds if turn % 2 == 0 else reversed(kinds):
+                watch = EpochWatch(found[kind], WARM)
+                _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
+                for left in ("store", "local", "out"):
+                    shutil.rmtree(root / left, ignore_errors=True)
+    return found
+
+
+def _job(root: Path, kind: str) -> StreamingJob:
+    from pyspark.sql import functions as F
+
+    from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
+
+    settings = JobSettings(parallelism=usable_cores(), local_dir=str(root / "local"))
+    job = StreamingJob(kind, store=str(root / "store"), settings=settings)
+
+    def read(spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.schema("id long, a long, amount long, at timestamp")
+        return reader.option("maxFilesPerTrigger", 1).parquet(str(root / "in")).withWatermark("at", "1 minute")
+
+    called = [F.count("*").alias("n"), F.sum("amount").alias("total")]
+    given = {"n": aggregates.count(), "total": aggregates.sum("amount")}
+    if kind == "windows-query":
+        made = job.query(lambda spark: read(spark).groupBy(F.window("at", "10 seconds"), "a").agg(*called))
+    elif kind == "sums-query":
+        made = job.query(lambda spark: read(spark).groupBy("a").agg(*called), output_mode="update")
+    elif kind == "windows-steps":
+        keyed = job.read(read).key_by("a")
+        made = keyed.window(windows.tumbling("10 seconds"), uid="windows", output_mode="append", **given)
+    else:
+        made = job.read(read).key_by("a").aggregate(uid="sums", **given)
+    made.write(ParquetSink(str(root / "out")))
+    return job
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,229 @@
+"""A plain query as nodes of a graph: its parts (spark/query_cut.py) get names, and operators of this runtime.
+
+State belongs to names, so they must be the same at each start. An alias, a subquery's or a common table expression's
+name is one; else it is made of what the operator does and its keys. The manifest keeps what keys and functions say, and
+a start compares it (`pipeline/compatibility.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.base.usercode import raised_by_user, step_at
+from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, QueryNode, SegmentNode, SourceNode
+from state_runtime.pipeline.operators import (
+    AggregateStep,
+    DeduplicateStep,
+    IntervalJoinStep,
+    OperatorStep,
+    ProcessorStep,
+    WindowStep,
+)
+from state_runtime.pipeline.sources import Source
+from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
+from state_runtime.processors.declared.windows import session
+from state_runtime.snapshot.paths import check_uid
+from state_runtime.spark.query_cut import cut_query
+from state_runtime.spark.query_parts import Called, Deduplicated, Grouped, Joined, Processed, Read, Rows, Stateful
+
+__all__ = ["QueryStep", "SqlQuery", "with_queries"]
+
+INPUT = ""
+"""In `OperatorNode.says`: the digest of an operator's input, where a number in its name tells it from another one."""
+
+
+@dataclass(frozen=True)
+class QueryStep:
+    """The code of a segment of a query: what stays Spark's."""
+
+    function: Callable[..., DataFrame]
+    every_epoch: ClassVar[bool] = False
+    kind: ClassVar[str] = "rows"
+    name: str = ""
+    where: ClassVar[str] = "query()"
+
+
+@dataclass(frozen=True)
+class SqlQuery:
+    """A query in SQL over named streams."""
+
+    text: str
+    streams: Mapping[str, Source]
+
+    @property
+    def __name__(self) -> str:
+        return "sql"
+
+    def __call__(self, spark: SparkSession) -> DataFrame:
+        """Return its frame. The streams are views of the session only for this moment."""
+        made: list[str] = []
+        try:
+            for name, source in self.streams.items():
+                if spark.catalog.tableExists(name):
+                    raise InvalidPipeline(
+                        f"sql(): the session has a table or view {name!r} already; give the stream another name"
+                    )
+                frame = source(spark) if callable(source) else source
+                if not isinstance(frame, DataFrame):
+                    raise InvalidPipeline(f"sql(): {name} must be a DataFrame, or a function that makes one")
+                frame.createTempView(name)
+                made.append(name)
+            return spark.sql(self.text)
+        finally:
+            for name in made:
+                spark.catalog.dropTempView(name)
+
+
+def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:
+    """Return a graph in which each query is the nodes that it is made of.
+
+    Raises:
+        InvalidPipeline: a query cannot run; the message names what is not supported.
+        UserCodeError: the user's function raised.
+    """
+    made: list[Node] = []
+    places: dict[int, int] = {}  # of the graph's nodes in `made`
+    taken = {node.uid for node in graph.nodes if isinstance(node, OperatorNode)}
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, QueryNode):
+            with step_at(node.at):
+                made += _nodes(spark, job, node, len(made), taken)
+        else:
+            made.append(_moved(node, places))
+        places[index] = len(made) - 1
+    return Graph(tuple(made))
+
+
+def _moved(node: Node, places: Mapping[int, int]) -> Node:
+    """Return a node that reads its inputs at their new places."""
+
+    def moved(edge: Edge) -> Edge:
+        return replace(edge, node=places[edge.node])
+
+    if isinstance(node, SegmentNode):
+        return replace(node, inputs=tuple(map(moved, node.inputs)))
+    if isinstance(node, OperatorNode):
+        return replace(node, ports=tuple(replace(port, input=moved(port.input)) for port in node.ports))
+    return node if isinstance(node, SourceNode | QueryNode) else replace(node, input=moved(node.input))
+
+
+def _nodes(spark: SparkSession, job: str, node: QueryNode, first: int, taken: set[str]) -> list[Node]:
+    """Return the nodes of a query.
+
+    Args:
+        first: the index that the first of them gets.
+        taken: uids of other operators.
+    """
+    frame = _frame(spark, job, node)
+    try:
+        parts = cut_query(frame, node.output_mode, node.names)
+    except (AnalysisException, InvalidPipeline) as error:
+        raise _refused(job, error) from error
+    stateful = [part for part in parts if isinstance(part, Stateful)]
+    uids, named = _uids(stateful, node.names, taken), Counter(part.name for part in stateful)
+    sources = frozenset(part.name for part in parts if isinstance(part, Read))
+    nodes: list[Node] = []
+    for part in parts:
+        if isinstance(part, Read):
+            nodes.append(SourceNode(part.name, part.frame, at=node.at, clock_with=sources))
+        elif isinstance(part, Rows):
+            inputs = tuple(Edge(first + index) for index in part.inputs)
+            nodes.append(SegmentNode(inputs, QueryStep(part.function, part.name), at=node.at))
+        else:
+            says = {**part.says, **({INPUT: part.reads} if named[part.name] > 1 else {})}
+            nodes.append(_operator(part, uids[id(part)], says, node, first))
+    return nodes
+
+
+def _frame(spark: SparkSession, job: str, node: QueryNode) -> DataFrame:
+    frame = node.query
+    if callable(frame):
+        try:
+            frame = frame(spark)
+        except StillstateError:
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"job {job!r}: {node.name}, given to query(), raised {raised_by_user(error)}"
+            ) from error
+    if not isinstance(frame, DataFrame) or not frame.isStreaming:
+        raise InvalidPipeline(
+            f"job {job!r}: query() needs a streaming DataFrame, or a function that returns one, as before .writeStream"
+        )
+    return frame
+
+
+def _refused(job: str, error: Exception) -> InvalidPipeline:
+    if isinstance(error, InvalidPipeline):
+        return InvalidPipeline(f"job {job!r}: query(): {error}")
+    told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return InvalidPipeline(f"job {job!r}: Spark refuses the query, too: {told}")
+
+
+def _uids(parts: Sequence[Stateful], names: Mapping[str, str], taken: set[str]) -> dict[int, str]:
+    """Return the uid of each part by its identity: its name, with a number if several have it."""
+    found: dict[int, str] = {}
+    for part in parts:
+        uid = next(
+            uid
+            for uid in (part.name, *(f"{part.name}-{number}" for number in range(2, 10_000)))
+            if names.get(uid, uid) not in taken
+        )
+        found[id(part)] = check_uid(names.get(uid, uid), "operator uid")
+        taken.add(found[id(part)])
+    return found
+
+
+def _operator(part: Stateful, uid: str, says: Mapping[str, str], node: QueryNode, first: int) -> OperatorNode:
+    """Return the operator of a part."""
+    ports = [Port(Edge(first + part.inputs[0]), part.keys)]
+    if isinstance(part, Joined):
+        ports.append(Port(Edge(first + part.inputs[1]), part.right_keys))
+    return OperatorNode(_step(part, uid, node.output_mode), tuple(ports), at=node.at, says=says)
+
+
+def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) -> OperatorStep:
+    if isinstance(part, Grouped):
+        calls = {name: _aggregate(called) for name, called in part.calls.items()}
+        # Of a GROUP BY without functions the keys are the answer.
+        calls = calls or {"count": Aggregate("count", None)}
+        if part.gap_us is not None:
+            gap = session(f"{part.gap_us} microseconds")
+            return WindowStep(
+                uid=uid, window=gap, aggregates=calls, output_mode=output_mode, allowed_lateness="0 seconds"
+            )
+        return AggregateStep(uid, calls, output_mode, forgets=bool(part.event_time))
+    if isinstance(part, Deduplicated):
+        return DeduplicateStep(uid, part.within_watermark)
+    if isinstance(part, Joined):
+        return IntervalJoinStep(
+            uid=uid,
+            lower_us=part.lower_us,
+            upper_us=part.upper_us,
+            how=part.how,
+            event_time="both",
+            waits_ms=part.held_back_ms,
+        )
+    assert isinstance(part, Processed)
+    return ProcessorStep(
+        uid=uid,
+        processor=part.processor,
+        output_schema=part.output_schema,
+        pandas=part.is_pandas,
+        output_mode=output_mode,
+        time_mode=part.time_mode,
+        event_time_column=part.event_time,
+        initial_state=part.initial,
+    )
+
+
+def _aggregate(called: Called) -> Aggregate:
+    limit = COLLECT_LIMIT_MAX if called.function == "collect" else 0
+    return Aggregate(called.function, called.column, called.ignore_nulls, limit, by=called.by, told=called.text)

@@ -1,0 +1,236 @@
+"""Spark's own plans and expressions, taken apart and put together again; for `job.query`.
+
+These are internals of Spark: without them no plain query can be run (`Internal.QUERY_PLANS`), and pipelines that are
+written as steps go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_session, kind_of, object_of
+
+__all__ = ["DELAY", "WINDOW_END", "WINDOW_START", "Catalyst", "id_of", "is_marked", "is_window"]
+
+DELAY: Final = "spark.watermarkDelayMs"
+"""Metadata of a column that carries event time."""
+
+WINDOW_START: Final = 0
+WINDOW_END: Final = 1
+"""Places of both times in Spark's window struct."""
+
+# Leaves that are tables. Spark's optimizer settles what is read of them; they are to be read anew in each epoch.
+_TABLES: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
+
+
+class Catalyst:
+    """Makers of plan nodes and expressions."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm = classes(spark)
+        self._spark = spark
+        self._java = java_session(spark)
+        self._package = jvm.org.apache.spark.sql.catalyst
+        self._expressions = self._package.expressions
+        self._to_sequence = jvm.PythonUtils.toSeq
+        self._some = jvm.scala.Some
+        self.none = object_of(jvm.scala, "None")
+        self._nothing = self._to_sequence([])
+        self._literals = object_of(self._expressions, "Literal")
+        self._names = object_of(self._expressions, "NamedExpression")
+        self._metadata = jvm.org.apache.spark.sql.types.MetadataBuilder
+        self._unmarked = self._metadata().build()
+        self._execution = jvm.org.apache.spark.sql.execution
+        self._unpartitioned = self._package.plans.physical.UnknownPartitioning(0)
+        self._no_rows = spark.sparkContext.emptyRDD()
+        self._empty = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
+            self._java.sparkContext()
+        ).emptyRDD()
+
+    def sequence(self, of: Sequence[Any]) -> Any:
+        """Return a Scala sequence."""
+        return self._to_sequence(list(of))
+
+    def analyzed(self, frame: DataFrame) -> Any:
+        """Return a frame's plan with all names resolved."""
+        return analyzed(frame)
+
+    def refused_by_spark(self, plan: Any, output_mode: str) -> None:
+        """Let Spark check a streaming plan for an output mode.
+
+        Raises:
+            Py4JJavaError: with an AnalysisException.
+        """
+        checker = object_of(self._package.analysis, "UnsupportedOperationChecker")
+        modes = object_of(self._package.streaming, "InternalOutputModes")
+        checker.checkForStreaming(plan, modes.apply(output_mode))
+
+    def reads_a_clock(self, plan: Any) -> bool:
+        """Return whether an expression of a plan is the time at which it runs."""
+        return bool(plan.containsPattern(self._package.trees.TreePattern.CURRENT_LIKE()))
+
+    def optimized(self, plan: Any) -> Any:
+        """Return the plan that Spark would run: its rules decide which rows pass a watermark.
+
+        Tables are as they were: what they hold is Spark's to settle in each epoch.
+        """
+        tables: dict[int, Any] = {}
+
+        def without(node: Any) -> Any:
+            if kind_of(node) not in _TABLES or node.isStreaming():
+                return None
+            leaf = self._execution.LogicalRDD(
+                node.output(), self._empty.rdd(), self._unpartitioned, self._nothing, False, self.none, self._java,
+                self.none, self.none, False,
+            )  # fmt: skip
+            tables[int(leaf.rdd().id())] = node
+            return leaf
+
+        def back(node: Any) -> Any:
+            return tables.get(int(node.rdd().id())) if kind_of(node) == "LogicalRDD" else None
+
+        shielded = self.with_leaves(plan, without)
+        done = self._java.sessionState().optimizer().execute(shielded)
+        return self.with_leaves(done, back) if tables else done
+
+    def with_leaves(self, node: Any, instead: Callable[[Any], Any]) -> Any:
+        """Return a plan with other nodes in it: `instead` gives one for a node, or None to look below it."""
+        other = instead(node)
+        if other is not None:
+            return other
+        children = items(node.children())
+        made = [self.with_leaves(child, instead) for child in children]
+        if all(new is old for new, old in zip(made, children, strict=True)):
+            return node
+        return node.withNewChildren(self.sequence(made))
+
+    def frame(self, plan: Any, session: SparkSession | None = None) -> DataFrame:
+        """Return the frame of a plan.
+
+        Args:
+            session: that it is to be planned in.
+        """
+        spark = session or self._spark
+        return DataFrame(dataset_of(spark, plan), spark)
+
+    def project(self, expressions: Sequence[Any], plan: Any) -> Any:
+        """Return a projection."""
+        return self._package.plans.logical.Project(self.sequence(expressions), plan)
+
+    def filter(self, condition: Any, plan: Any) -> Any:
+        """Return a filter."""
+        return self._package.plans.logical.Filter(condition, plan)
+
+    def named(self, expression: Any, name: str, *, marked: Any = None) -> Any:
+        """Return a column of an expression, with a name.
+
+        Args:
+            marked: a column whose mark of event time it gets; None: it has none.
+        """
+        metadata = self._unmarked
+        if marked is not None:
+            metadata = self._metadata().putLong(DELAY, marked.metadata().getLong(DELAY)).build()
+        alias = self._expressions.Alias
+        return alias(expression, name, self._names.newExprId(), self._nothing, self._some(metadata), self._nothing)
+
+    def as_attribute(self, expression: Any, attribute: Any) -> Any:
+        """Return a column that a plan takes for an attribute which it knows."""
+        of = attribute
+        alias = self._expressions.Alias
+        return alias(expression, of.name(), of.exprId(), of.qualifier(), self._some(of.metadata()), self._nothing)
+
+    def field_of(self, struct: Any, place: int) -> Any:
+        """Return a field of a struct."""
+        return self._expressions.GetStructField(struct, place, self.none)
+
+    def literal(self, value: Any) -> Any:
+        """Return a constant."""
+        return self._literals.apply(value)
+
+    def where(self, condition: Any, value: Any) -> Any:
+        """Return a value where a condition is true, else null."""
+        return self._expressions.If(condition, value, self._literals.create(None, value.dataType()))
+
+    def schema_of(self, attributes: Sequence[Any]) -> T.StructType:
+        """Return the schema of columns."""
+        fields = [
+            {
+                "name": str(each.name()),
+                "type": json.loads(str(each.dataType().json())),
+                "nullable": True,
+                "metadata": {},
+            }
+            for each in attributes
+        ]
+        return T.StructType.fromJson({"type": "struct", "fields": fields})
+
+    def some(self, value: Any) -> Any:
+        """Return Scala's `Some`."""
+        return self._some(value)
+
+    def attributes(self, of: Any) -> Any:
+        """Return a set of attributes.
+
+        Args:
+            of: a Scala sequence.
+        """
+        return object_of(self._expressions, "AttributeSet").apply(of)
+
+    def grouping_of(self, aggregate: Any) -> tuple[list[Any], list[Any], list[Any]] | None:
+        """Return an aggregate's keys, its function calls, and the results made of them; None if Spark cannot tell."""
+        found = object_of(self._package.planning, "PhysicalAggregation").unapply(aggregate)
+        if not found.isDefined():
+            return None
+        of = found.get()
+        return items(of.productElement(0)), items(of.productElement(1)), items(of.productElement(2))
+
+    def equal_keys(self, join: Any) -> tuple[list[Any], list[Any], list[Any]] | None:
+        """Return the keys of both sides of a join, and its other conditions; None if nothing must be equal."""
+        found = object_of(self._package.planning, "ExtractEquiJoinKeys").unapply(join)
+        if not found.isDefined():
+            return None
+        of = found.get()
+        rest = of.productElement(3)
+        others = self._conjuncts(rest.get()) if rest.isDefined() else []
+        return items(of.productElement(1)), items(of.productElement(2)), others
+
+    def _conjuncts(self, condition: Any) -> list[Any]:
+        if kind_of(condition) == "And":
+            return [part for side in items(condition.children()) for part in self._conjuncts(side)]
+        return [condition]
+
+    def watermark_of_state(self, evicted: Any, other: Sequence[Any], condition: Any, watermark_ms: int) -> int | None:
+        """Return up to which event time Spark forgets rows of a join's side, by a condition; None if it does not.
+
+        Args:
+            evicted: the columns of the side.
+            other: the columns with event time of the other side.
+        """
+        helper = object_of(self._package.analysis, "StreamingJoinHelper")
+        found = helper.getStateValueWatermark(
+            self.attributes(evicted),
+            self.attributes(self.sequence(other)),
+            self._some(condition),
+            self._some(watermark_ms),
+        )
+        return int(found.get()) if found.isDefined() else None
+
+
+def id_of(attribute: Any) -> int:
+    """Return the number by which plans know a column."""
+    return int(attribute.exprId().id())
+
+
+def is_marked(attribute: Any) -> bool:
+    """Return whether a column carries event time."""
+    return bool(attribute.metadata().contains(DELAY))
+
+
+def is_window(attribute: Any) -> bool:
+    """Return whether a column is a struct, as windows are."""
+    return kind_of(attribute.dataType()) == "StructType"

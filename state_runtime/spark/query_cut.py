@@ -1,0 +1,455 @@
+"""A plain streaming query, cut into what keeps state and what does not.
+
+Spark's optimized plan is cut at its stateful nodes: the optimizer's rules decide which rows pass a watermark. What
+stands between two cuts stays Spark's own. In each epoch its leaves become projections of an operator's output, with the
+numbers by which the plan knows its columns; names, casts, functions and joins with tables need no translation
+(docs/design/0045-queries.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, id_of, is_marked, is_window
+from state_runtime.spark.internals import Internal, given
+from state_runtime.spark.jvm import items, kind_of
+from state_runtime.spark.query_functions import made_call
+from state_runtime.spark.query_joins import bounds_of
+from state_runtime.spark.query_names import Aliases, source_place
+from state_runtime.spark.query_parts import Deduplicated, Grouped, Joined, Part, Processed, Read, Rows
+from state_runtime.spark.query_processors import PROCESSORS, code_of
+from state_runtime.spark.query_sessions import session_gap_us
+from state_runtime.spark.query_text import Texts, digest_of, plain_name
+
+__all__ = ["cut_query"]
+
+_WATERMARK: Final = "EventTimeWatermark"
+_MARK: Final = "UpdateEventTimeWatermarkColumn"
+"""Marks the column with event time above a processor; Spark has no physical plan for it outside its own state."""
+_STATEFUL: Final = frozenset(
+    {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Window", "Sort", "Intersect", "Except"}
+    | {"TransformWithState", "TransformWithStateInPySpark", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
+    | {"GlobalLimit", "LocalLimit", "Tail", "Offset", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"}
+)
+_STATELESS: Final = frozenset(
+    {"Project", "Filter", "SubqueryAlias", "View", "Union", "Expand", "Generate", "MapInArrow", "MapInPandas", "Join"}
+    | {"TypedFilter", "MapPartitions", "SerializeFromObject", "DeserializeToObject", "MapElements", "CollectMetrics"}
+    | {"ArrowEvalPython", "BatchEvalPython", "RepartitionByExpression", "Repartition", "RebalancePartitions"}
+)
+
+
+def cut_query(frame: DataFrame, output_mode: str, sources: Mapping[str, str]) -> tuple[Part, ...]:
+    """Cut a streaming frame into parts, each after those that it reads; the last one gives the query's rows.
+
+    Args:
+        output_mode: "append" or "update".
+        sources: other names for sources, by the names that they would have.
+
+    Raises:
+        InvalidPipeline: something in the plan is not supported; the message names it.
+        Py4JJavaError: Spark refuses the query for the output mode, too.
+    """
+    return given(Internal.QUERY_PLANS, lambda: _cut(frame, output_mode, sources), _refuse)
+
+
+def _refuse() -> tuple[Part, ...]:
+    raise InvalidPipeline(
+        "plain queries need plans as Spark 4.3 makes them, and this version makes others (see "
+        "docs/spark-internals.md); write the pipeline in steps: read(…), key_by(…), …"
+    )
+
+
+def _cut(frame: DataFrame, output_mode: str, sources: Mapping[str, str]) -> tuple[Part, ...]:
+    catalyst = Catalyst(frame.sparkSession)
+    analyzed = catalyst.analyzed(frame)
+    catalyst.refused_by_spark(analyzed, output_mode.capitalize())
+    if catalyst.reads_a_clock(analyzed):
+        raise InvalidPipeline(
+            "current_timestamp, current_date and now() are not supported in a query on a stream; take the time from a "
+            "column of the source"
+        )
+    cutting = _Cutting(catalyst, analyzed, catalyst.optimized(analyzed), output_mode, sources)
+    return cutting.parts()
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """What a part gives, and how the plan above knows it.
+
+    Attributes:
+        columns: of the part's rows, one for each attribute.
+        attributes: as the plan knows them.
+        results: what is computed of them above; None: nothing.
+    """
+
+    part: int
+    columns: tuple[str, ...]
+    attributes: tuple[Any, ...]
+    above: Callable[[Any], Any] | None = None
+
+
+class _Cutting:
+    """A plan that is being cut."""
+
+    def __init__(
+        self, catalyst: Catalyst, analyzed: Any, plan: Any, output_mode: str, sources: Mapping[str, str]
+    ) -> None:
+        self._catalyst = catalyst
+        self._plan = plan
+        self._output = items(analyzed.output())
+        self._is_append = output_mode == "append"
+        self._aliases = Aliases(analyzed)
+        self._renamed = sources
+        self._names: list[str] = []  # of sources
+        self._texts = Texts(catalyst, plan, self._name_of_leaf)
+        self._parts: list[Part] = []
+        self._edges: list[tuple[Any, _Edge]] = []
+        self._times: dict[int, str] = {}  # columns of processors that were marked as event time
+
+    def parts(self) -> tuple[Part, ...]:
+        """Cut the whole plan."""
+
+        # The optimizer may have dropped the last names.
+        self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output))
+        return tuple(self._parts)
+
+    def _add(self, part: Part) -> int:
+        self._parts.append(part)
+        return len(self._parts) - 1
+
+    # --- what stands between -------------------------------------------------------------------------------------
+
+    def _rows(self, plan: Any, inner: Callable[[Any], Any]) -> int:
+        """Add the stateless part of a plan, down to its cuts, with what `inner` computes of its rows."""
+        self._check(plan)
+        cuts = self._cuts(plan)
+        edges = [self._edge(node) for node in cuts]
+        catalyst = self._catalyst
+
+        def rows(*frames: DataFrame) -> DataFrame:
+            leaves = iter(zip(edges, frames, strict=True))
+
+            def instead(node: Any) -> Any:
+                if kind_of(node) == _MARK:
+                    (child,) = items(node.children())
+                    below = catalyst.with_leaves(child, instead)
+                    return _named_as(catalyst, below, items(node.output()))
+                if not self._is_cut(node):
+                    return None
+                edge, frame = next(leaves)
+                return _adopted(catalyst, edge, frame)
+
+            return catalyst.frame(inner(catalyst.with_leaves(plan, instead)), frames[0].sparkSession)
+
+        return self._add(Rows(tuple(edge.part for edge in edges), ", ".join(self._kinds(plan)), rows))
+
+    def _kinds(self, node: Any) -> dict[str, None]:
+        """Return the classes of the nodes of a stateless part, uppermost first."""
+        if self._is_cut(node) or not node.isStreaming():
+            return {}
+        below = [kind for child in items(node.children()) for kind in self._kinds(child)]
+        return dict.fromkeys([kind_of(node), *below])
+
+    def _is_cut(self, node: Any) -> bool:
+        return self._is_stateful(node) or self._is_source(node)
+
+    def _is_stateful(self, node: Any) -> bool:
+        if not node.isStreaming():
+            return False
+        kind = kind_of(node)
+        return kind in _STATEFUL or (kind == "Join" and all(child.isStreaming() for child in items(node.children())))
+
+    def _is_source(self, node: Any) -> bool:
+        if not node.isStreaming():
+            return False
+        if not items(node.children()):
+            return True
+        return kind_of(node) == _WATERMARK and not self._has_stateful(node)
+
+    def _has_stateful(self, node: Any) -> bool:
+        return self._is_stateful(node) or any(map(self._has_stateful, items(node.children())))
+
+    def _cuts(self, node: Any) -> list[Any]:
+        if self._is_cut(node):
+            return [node]
+        return [cut for child in items(node.children()) for cut in self._cuts(child)]
+
+    def _check(self, node: Any) -> None:
+        """Refuse nodes that are neither known to be stateless nor cut."""
+        if not node.isStreaming() or self._is_cut(node):
+            return
+        kind = kind_of(node)
+        if kind == _MARK:
+            self._times[id_of(node.eventTime())] = str(node.eventTime().name())
+        elif kind == _WATERMARK:
+            raise InvalidPipeline(
+                f"withWatermark on {node.eventTime().name()!r} stands behind an operator with state; call it once, on "
+                "the stream that is read"
+            )
+        elif kind not in _STATELESS:
+            raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
+        for child in items(node.children()):
+            self._check(child)
+
+    # --- cuts ----------------------------------------------------------------------------------------------------
+
+    def _edge(self, node: Any) -> _Edge:
+        """Return what a cut gives. A stream that is read twice in the same way is read once: Spark would read it for
+        both at different times."""
+        attributes = tuple(items(node.output()))
+        for known, edge in self._edges:
+            if known is node:
+                return edge
+            if self._is_source(node) and node.sameResult(known):
+                return replace(edge, attributes=attributes)
+        edge = self._made(node, attributes)
+        self._edges.append((node, edge))
+        return edge
+
+    def _made(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+        kind = kind_of(node)
+        if self._is_source(node):
+            return self._source(node, attributes)
+        if kind == "Aggregate":
+            return self._aggregate(node)
+        if kind in ("Deduplicate", "DeduplicateWithinWatermark"):
+            return self._deduplicate(node, attributes, within_watermark=kind != "Deduplicate")
+        if kind == "Join":
+            return self._join(node, attributes)
+        if kind in PROCESSORS:
+            return self._processor(node, attributes)
+        raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
+
+    def _source(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+        columns = _distinct([str(attribute.name()) for attribute in attributes])
+        leaf = next(each for each in items(node.collectLeaves()) if each.isStreaming())
+        wanted = self._name_of_leaf(leaf) or ""
+        free = (wanted, *(f"{wanted}-{number}" for number in range(2, 10_000)))
+        self._names.append(next(name for name in free if name not in self._names))
+        return _Edge(self._add(Read(self._catalyst.frame(node).toDF(*columns), self._names[-1])), columns, attributes)
+
+    def _name_of_leaf(self, leaf: Any) -> str | None:
+        """Return the name of the source that a leaf reads; None of a table. What is read twice has one name here."""
+        if items(leaf.children()) or not leaf.isStreaming():
+            return None
+        name = self._aliases.of_source(leaf) or source_place(leaf)
+        return self._renamed.get(name, name)
+
+    def _aggregate(self, node: Any) -> _Edge:
+        catalyst = self._catalyst
+        grouping = catalyst.grouping_of(node)
+        if grouping is None:
+            raise InvalidPipeline(f"Python aggregate functions are not supported on a stream: {_line(node)}")
+        by, called, results = grouping
+        time = self._time_of(by, node)
+        calls = [made_call(catalyst, self._texts, each) for each in called]
+        says = self._says(by)
+        gap_us = session_gap_us(time, node.child(), self._is_cut) if time is not None else None
+        if gap_us is not None and len(by) == 1:
+            raise InvalidPipeline(f"a session window needs another key beside it, as in Spark: {_line(node)}")
+        columns: dict[str, Any] = {}
+        names: list[str] = []
+        event_time = ""
+        for name, key in zip(says, by, strict=True):
+            is_time = time is not None and id_of(key) == id_of(time)
+            if is_time:
+                event_time = name if not is_window(key) else f"{name}_{'end' if gap_us is None else 'start'}"
+            if is_time and is_window(key):
+                place = WINDOW_END if gap_us is None else WINDOW_START
+                columns[event_time] = catalyst.named(catalyst.field_of(_value(key), place), event_time, marked=key)
+            names.append("window" if is_time and gap_us is not None else name)
+            if not is_time or gap_us is None:
+                columns[name] = catalyst.named(_value(key), name, marked=key if name == event_time else None)
+        keys = tuple(name for name in columns if gap_us is None or name != event_time)
+        for made in calls:
+            columns |= {name: catalyst.named(value, name) for name, value in made.arguments.items()}
+        kind = "session" if gap_us is not None else "window" if "window" in says else "aggregate"
+        part = Grouped(
+            inputs=(self._rows(node.child(), partial(catalyst.project, list(columns.values()))),),
+            name=self._aliases.of(node) or _named(kind, says.values()),
+            keys=keys,
+            says=says,
+            reads=digest_of(self._texts.of_rows(node.child())),
+            calls={made.name: made.call for made in calls},
+            event_time=event_time,
+            gap_us=gap_us,
+        )
+        attributes = (*(key.toAttribute() for key in by), *(made.result for made in calls))
+        edge = (*names, *(made.name for made in calls))
+        return _Edge(self._add(part), edge, attributes, partial(catalyst.project, results))
+
+    def _time_of(self, keys: Sequence[Any], node: Any) -> Any:
+        """Return the key with event time of a grouping; None if it has none."""
+        marked = [key for key in keys if is_marked(key)]
+        if len(marked) > 1:
+            names = ", ".join(str(key.name()) for key in marked)
+            raise InvalidPipeline(f"groupBy has several columns with event time ({names}); Spark goes by one: keep one")
+        if self._is_append and not marked:
+            raise InvalidPipeline(f"output mode append needs event time among the keys of {_line(node)}")
+        return marked[0] if marked else None
+
+    def _deduplicate(self, node: Any, attributes: tuple[Any, ...], *, within_watermark: bool) -> _Edge:
+        catalyst, wanted = self._catalyst, {id_of(key) for key in items(node.keys())}
+        named = self._named_columns(items(node.child().output()))
+        keys = [name for name, attribute in named.items() if id_of(attribute) in wanted]
+        says = {name: self._texts.of(named[name]) for name in keys}
+        times = [name for name in (named if within_watermark else keys) if is_marked(named[name])]
+        if len(times) > 1 or any(is_window(named[name]) for name in times):
+            raise InvalidPipeline(
+                f"{_line(node)} goes by event time in {', '.join(str(named[name].name()) for name in times)}; one "
+                "column of timestamps can be it"
+            )
+        columns = [
+            catalyst.named(attribute, name, marked=attribute if name in times else None)
+            for name, attribute in named.items()
+        ]
+        below = self._rows(node.child(), partial(catalyst.project, columns))
+        part = self._add(
+            Deduplicated(
+                inputs=(below,),
+                name=self._aliases.of(node) or _named("deduplicate", says.values()),
+                keys=tuple(keys),
+                says=says,
+                reads=digest_of(self._texts.of_rows(node.child())),
+                within_watermark=within_watermark,
+            )
+        )
+        return _Edge(part, tuple(named), attributes)
+
+    def _join(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+        catalyst, bounds = self._catalyst, bounds_of(self._catalyst, node)
+        says = self._says(bounds.keys[0])
+        other = [self._texts.of(key) for key in bounds.keys[1]]
+        inputs, names = [], []
+        for side, letter in enumerate("lr"):
+            child = items(node.children())[side]
+            named = self._named_columns(items(child.output()))
+            columns = [catalyst.named(_value(key), name) for name, key in zip(says, bounds.keys[side], strict=True)]
+            columns += [catalyst.named(attribute, f"{letter}_{name}") for name, attribute in named.items()]
+            time = bounds.times[side]
+            marked = next(column for column in items(child.output()) if is_marked(column))
+            columns.append(catalyst.named(time, f"{letter}_time", marked=marked))
+            inputs.append(self._rows(child, partial(catalyst.project, columns)))
+            names += [f"{letter}_{name}" for name in named]
+        part = self._add(
+            Joined(
+                inputs=tuple(inputs),
+                name=self._aliases.of(node) or _named("join", says.values()),
+                keys=tuple(says),
+                says={name: f"{text} = {right}" for (name, text), right in zip(says.items(), other, strict=True)},
+                reads=digest_of(self._texts.of_rows(node)),
+                right_keys=tuple(says),
+                how=bounds.how,
+                lower_us=bounds.lower_us,
+                upper_us=bounds.upper_us,
+                held_back_ms=bounds.held_back_ms,
+            )
+        )
+        above = partial(catalyst.filter, bounds.condition) if bounds.condition is not None else None
+        return _Edge(part, tuple(names), attributes, above)
+
+    def _processor(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+        catalyst, code = self._catalyst, code_of(self._catalyst, node)
+        named = {str(column.name()): column for column in (*code.keys, *code.columns)}
+        columns = [
+            catalyst.named(column, name, marked=column if is_marked(column) and not is_window(column) else None)
+            for name, column in named.items()
+        ]
+        says = {str(key.name()): self._texts.of(key) for key in code.keys}
+        below = self._rows(node.child(), partial(catalyst.project, columns))
+        marked = [self._times[id_of(each)] for each in attributes if id_of(each) in self._times]
+        part = self._add(
+            Processed(
+                inputs=(below,),
+                name=self._aliases.of(node) or _named("processor", says.values()),
+                keys=tuple(says),
+                says=says,
+                reads=digest_of(self._texts.of_rows(node.child())),
+                processor=code.processor,
+                output_schema=catalyst.schema_of(attributes),
+                is_pandas=code.is_pandas,
+                time_mode=code.time_mode,
+                event_time=marked[0] if marked else "",
+                initial=code.initial,
+            )
+        )
+        return _Edge(part, tuple(str(each.name()) for each in attributes), attributes)
+
+    # --- names of columns ----------------------------------------------------------------------------------------
+
+    def _says(self, keys: Sequence[Any]) -> dict[str, str]:
+        """Return the texts of keys by the names of their columns."""
+        texts = [self._texts.of(_value(key)) for key in keys]
+        plain = [plain_name(text) for text in texts]
+        names = [
+            name if name and plain.count(name) == 1 else f"{name or 'key'}_{digest_of(text)}"
+            for name, text in zip(plain, texts, strict=True)
+        ]
+        return dict(zip(_distinct(names), texts, strict=True))
+
+    def _named_columns(self, attributes: Sequence[Any]) -> dict[str, Any]:
+        """Return columns by names that follow from what each says, and not from the others."""
+        texts = [self._texts.of(attribute) for attribute in attributes]
+        names = _distinct([f"{plain_name(text) or 'column'}_{digest_of(text)}" for text in texts])
+        return dict(zip(names, attributes, strict=True))
+
+
+def _named_as(catalyst: Catalyst, plan: Any, attributes: Sequence[Any]) -> Any:
+    """Return a plan's columns under the names and numbers of others."""
+    pairs = zip(items(plan.output()), attributes, strict=True)
+    return catalyst.project([catalyst.as_attribute(*pair) for pair in pairs], plan)
+
+
+def _adopted(catalyst: Catalyst, edge: _Edge, frame: DataFrame) -> Any:
+    """Return a frame's plan with the numbers by which the plan above knows its columns."""
+    plan = catalyst.analyzed(frame)
+    given = {str(attribute.name()): attribute for attribute in items(plan.output())}
+    columns = []
+    for name, wanted in zip(edge.columns, edge.attributes, strict=True):
+        have = given[name]
+        if not have.dataType().sameType(wanted.dataType()):
+            raise InvalidPipeline(
+                f"{wanted.name()} is {have.dataType().catalogString()} here and {wanted.dataType().catalogString()} in "
+                "Spark; cast what it is made of"
+            )
+        columns.append(catalyst.as_attribute(have, wanted))
+    adopted = catalyst.project(columns, plan)
+    return edge.above(adopted) if edge.above is not None else adopted
+
+
+def _value(key: Any) -> Any:
+    """Return the expression of a key: of a named one what is named."""
+    return key.child() if kind_of(key) == "Alias" else key
+
+
+def _named(kind: str, keys: Iterable[str]) -> str:
+    """Return a name for an operator: what it does, and the names of its keys.
+
+    Args:
+        keys: what they say.
+    """
+    words = [plain_name(text) or "key" for text in keys]
+    return "-".join([kind, *(word for word in words if word != kind)])[:60]
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names of which none is there twice, case aside: later ones get a number."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        made = next(n for n in (name, *(f"{name}_{i}" for i in range(2, 10_000))) if n.lower() not in taken)
+        taken.add(made.lower())
+        found.append(made)
+    return tuple(found)
+
+
+def _line(node: Any) -> str:
+    """Return a node as Spark prints it, in one line."""
+    text = str(node.simpleString(40)).lstrip("~")
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,126 @@
+"""What a plain query consists of: the parts that a plan is cut into, in topological order; pure.
+
+An edge has the index of an earlier part. `pipeline/query.py` makes nodes of a graph of them; `spark/query_cut.py` makes
+them of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+__all__ = ["Called", "Deduplicated", "Grouped", "Joined", "Part", "Processed", "Read", "Rows", "Stateful"]
+
+
+@dataclass(frozen=True)
+class Read:
+    """A stream that the query reads."""
+
+    frame: DataFrame
+    name: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What stands between sources and operators with state, and remains Spark's.
+
+    Attributes:
+        function: from the frames of the inputs to the rows; called for each plan.
+        name: the nodes of Spark's plan that it is.
+    """
+
+    inputs: tuple[int, ...]
+    name: str
+    function: Callable[..., DataFrame]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stateful:
+    """A node of the plan that keeps state.
+
+    Attributes:
+        inputs: one, or the two sides of a join.
+        name: as its user calls it (an alias, a common table expression), else what it does and by which keys.
+        keys: its key columns.
+        says: the expression of each key, down to the columns of sources: another one is another state.
+        reads: digest of all that its rows come from and go through.
+    """
+
+    inputs: tuple[int, ...]
+    name: str
+    keys: tuple[str, ...]
+    says: Mapping[str, str]
+    reads: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call of an aggregate function.
+
+    Attributes:
+        function: its name in `aggregates`.
+        text: what it is called with, down to the columns of sources; "" for all rows.
+    """
+
+    function: str
+    text: str
+    column: str | None = None
+    by: str | None = None
+    ignore_nulls: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(Stateful):
+    """GROUP BY.
+
+    Attributes:
+        calls: by the name of their column.
+        event_time: the key column with event time; "" if there is none.
+        gap_us: of a session window, which is then not among the keys; None for any other grouping.
+    """
+
+    calls: Mapping[str, Called]
+    event_time: str = ""
+    gap_us: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deduplicated(Stateful):
+    """dropDuplicates, by its keys."""
+
+    within_watermark: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Stateful):
+    """A join of two streams on equal keys, with event times in [left + lower, left + upper].
+
+    Attributes:
+        right_keys: pairwise equal with `keys`.
+        held_back_ms: how far the watermark of its output is behind its own.
+    """
+
+    right_keys: tuple[str, ...]
+    how: Literal["inner", "left-outer"]
+    lower_us: int
+    upper_us: int
+    held_back_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processed(Stateful):
+    """transformWithState: the user's processor."""
+
+    processor: Any
+    output_schema: T.StructType
+    is_pandas: bool
+    time_mode: Literal["none", "processing", "event"]
+    event_time: str = ""
+    initial: DataFrame | None = field(default=None)
+
+
+Part: TypeAlias = Read | Rows | Grouped | Deduplicated | Joined | Processed

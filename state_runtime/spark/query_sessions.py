@@ -1,0 +1,67 @@
+"""Session windows in a plan: after Spark's analysis they are a struct column, made of a row's time and the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from py4j.java_gateway import get_field
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.spark.catalyst import id_of
+from state_runtime.spark.jvm import items, kind_of
+
+__all__ = ["session_gap_us"]
+
+_MARK: Final = "spark.sessionWindow"
+_DAY_US: Final = 86_400_000_000
+
+
+def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | None:
+    """Return the gap of a session window that is made between a grouping and what is cut below it.
+
+    Args:
+        key: of the grouping.
+        plan: what the grouping reads.
+
+    Returns:
+        None of any other column: also of the session of a grouping before, which has the mark as well.
+
+    Raises:
+        InvalidPipeline: the gap is not the same for all rows.
+    """
+    if not key.metadata().contains(_MARK):
+        return None
+    made = key.child() if kind_of(key) == "Alias" else _made(plan, id_of(key), is_cut)
+    if made is None:
+        return None
+    gaps = {_micros(leaf) for leaf in items(made.collectLeaves()) if _is_interval(leaf)}
+    times = {kind_of(leaf.dataType()) for leaf in items(made.references().toSeq())}
+    if len(gaps) != 1 or not times <= {"TimestampType$", "TimestampNTZType$"}:
+        raise InvalidPipeline("session_window with a gap of each row's own is not supported; give it one duration")
+    return gaps.pop()
+
+
+def _made(plan: Any, number: int, is_cut: Callable[[Any], bool]) -> Any:
+    """Return the expression of a column that is made in a plan, above its cuts; None if it is made elsewhere."""
+    if is_cut(plan):
+        return None
+    for each in items(plan.expressions()):
+        if kind_of(each) == "Alias" and id_of(each) == number:
+            child = each.child()
+            is_renamed = kind_of(child) == "AttributeReference"
+            return _made(items(plan.children())[0], id_of(child), is_cut) if is_renamed else child
+    return next(filter(None, (_made(child, number, is_cut) for child in items(plan.children()))), None)
+
+
+def _is_interval(leaf: Any) -> bool:
+    return kind_of(leaf) == "Literal" and "interval" in str(leaf.dataType().catalogString())
+
+
+def _micros(leaf: Any) -> int:
+    value = leaf.value()
+    if isinstance(value, int):
+        return value
+    if get_field(value, "months"):
+        raise InvalidPipeline("session_window with a gap in months is not supported; give it in days")
+    return int(get_field(value, "microseconds")) + int(get_field(value, "days")) * _DAY_US

@@ -1,0 +1,167 @@
+"""Plain queries that are drawn: sources, filters, deduplicates, joins, unions, windows, in any order that Spark takes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from .plain_queries import Running, stream
+
+__all__ = ["Drawn", "drawn_query"]
+
+Frame = Callable[[SparkSession], DataFrame]
+
+_FILTERS = (
+    "amount > 30",
+    "shop IS NOT NULL",
+    "customer % 3 <> 0",
+    "at IS NOT NULL AND amount IS NOT NULL",
+    "order > 40",
+)
+_FUNCTIONS = (
+    "count(*)", "count(amount)", "sum(amount)", "min(order)", "max(shop)", "avg(amount)", "sum(amount + customer) * 2",
+    "count(*) FILTER (WHERE amount > 50)", "max_by(amount, order)", "round(stddev(amount), 6)", "collect_list(1)",
+    "bool_or(amount > 90)", "sum(CAST(amount AS DECIMAL(10, 2)))", "count_if(shop = 'a')",
+)  # fmt: skip
+_KEYS = ("customer", "shop", "upper(shop)", "customer % 4")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A query, and how it came to be.
+
+    Attributes:
+        text: its steps, for people.
+    """
+
+    query: Frame
+    mode: str
+    text: str
+
+
+def drawn_query(draw: random.Random, root: Path) -> Drawn:
+    """Draw one; the same of the same draws."""
+    frame, text, operators = _rows(draw, root)
+    kind = draw.choice(
+        ["windows", "windows", "windows", "sessions", "windows of windows", "rows", "deduplicate", "processor"]
+    )
+    if kind == "rows":
+        return Drawn(lambda spark: frame(spark).select("order", "customer", "amount", "at"), "append", text)
+    if kind == "deduplicate":
+        return Drawn(lambda spark: frame(spark).dropDuplicates(["customer", "at"]), "append", f"{text}, deduplicate")
+    if kind == "processor":
+        schema = "customer long, n long, total long"
+        return Drawn(
+            lambda spark: frame(spark).groupBy("customer").transformWithState(Running(), schema, "Append", "None"),
+            "append",
+            f"{text}, processor",
+        )
+    mode = draw.choice(["append", "update"]) if kind == "windows" and not operators else "append"
+    functions = draw.sample(_FUNCTIONS, draw.randint(1, 3))
+    keys = draw.sample(_KEYS, draw.choice([0, 1, 1, 2]) if kind != "sessions" else draw.choice([1, 2]))
+    length_s = draw.choice([3, 5, 10, 20])
+    slide_s = draw.choice([length_s, length_s, max(1, length_s // 2)])
+    having = draw.choice([None, None, "f0 IS NOT NULL"])
+
+    def windowed(spark: SparkSession) -> DataFrame:
+        time = F.session_window("at", f"{length_s} seconds") if kind == "sessions" else _window("at", length_s, slide_s)
+        by = [F.expr(key).alias(f"k{number}") for number, key in enumerate(keys)]
+        made = [F.expr(function).alias(f"f{number}") for number, function in enumerate(functions)]
+        grouped = frame(spark).groupBy(time.alias("w"), *by).agg(*made)
+        grouped = grouped.where(having) if having else grouped
+        if kind != "windows of windows":
+            return grouped
+        outer = grouped.groupBy(_window(F.window_time("w"), length_s * 2, length_s * 2))
+        return outer.agg(F.count("*").alias("n"), F.max("f0").alias("most"))
+
+    return Drawn(
+        windowed, mode, f"{text}, {kind} of {length_s}/{slide_s} s by {keys}: {functions} {having or ''} ({mode})"
+    )
+
+
+def _window(time: object, length_s: int, slide_s: int) -> object:
+    return F.window(time, f"{length_s} seconds", f"{slide_s} seconds")  # type: ignore[arg-type]
+
+
+def _rows(draw: random.Random, root: Path) -> tuple[Frame, str, int]:
+    """Rows with the columns of orders, what was done to them, and how many operators they went through."""
+    delay_s = draw.choice([1, 5, 15])
+    condition = draw.choice([None, *_FILTERS])
+
+    def frame(spark: SparkSession) -> DataFrame:
+        rows = stream(spark, root, "orders", f"{delay_s} seconds")
+        return rows.where(condition) if condition else rows
+
+    text, operators = f"orders ({delay_s} s) where {condition or 'true'}", 0
+    made: Frame = frame
+    for _ in range(draw.choice([0, 0, 1, 1, 2])):
+        step = draw.choice(["deduplicate", "within watermark", "join", "left join", "union", "filter"])
+        made, told, stateful = _STEPS[step](draw, root, made)
+        text, operators = f"{text}, {told}", operators + stateful
+        if step in ("join", "left join"):
+            break  # rows of a join have two columns with event time, of which the next operators take one
+    return made, text, operators
+
+
+Step = Callable[[random.Random, Path, Frame], tuple[Frame, str, int]]
+
+
+def _deduplicated(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
+    keys = draw.choice([["order", "at"], ["customer", "at"]])
+    return lambda spark: frame(spark).dropDuplicates(keys), f"deduplicate {keys}", 1
+
+
+def _within(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
+    return lambda spark: frame(spark).dropDuplicatesWithinWatermark(["order"]), "deduplicate within watermark", 1
+
+
+def _filtered(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
+    condition = draw.choice(_FILTERS)
+    return lambda spark: frame(spark).where(condition), f"where {condition}", 0
+
+
+def _united(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
+    delay_s = draw.choice([1, 8])
+
+    def united(spark: SparkSession) -> DataFrame:
+        other = stream(spark, root, "payments", f"{delay_s} seconds")
+        columns = ("order", "order % 20 AS customer", "paid AS amount", "'p' AS shop", "paid_at AS at")
+        return frame(spark).select("order", "customer", "amount", "shop", "at").union(other.selectExpr(*columns))
+
+    return united, f"union payments ({delay_s} s)", 0
+
+
+def _joined(how: str) -> Step:
+    def join(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
+        delay_s, before_s, after_s = draw.choice([1, 8]), draw.choice([0, 5]), draw.choice([0, 3, 12])
+        low, high = draw.choice([">=", ">"]), draw.choice(["<=", "<"])
+        condition = (
+            f"o.order = p.order AND paid_at {low} at - INTERVAL {before_s} SECONDS "
+            f"AND paid_at {high} at + INTERVAL {after_s + 1} SECONDS"
+        )
+        if how == "inner" and draw.random() < 0.3:
+            condition += " AND paid <> amount"
+
+        def joined(spark: SparkSession) -> DataFrame:
+            other = stream(spark, root, "payments", f"{delay_s} seconds").alias("p")
+            rows = frame(spark).alias("o").join(other, F.expr(condition), how)
+            return rows.selectExpr("o.order", "customer", "coalesce(paid, amount) AS amount", "shop", "at")
+
+        return joined, f"{how} join payments ({delay_s} s) on {condition}", 1
+
+    return join
+
+
+_STEPS: dict[str, Step] = {
+    "deduplicate": _deduplicated,
+    "within watermark": _within,
+    "join": _joined("inner"),
+    "left join": _joined("left"),
+    "union": _united,
+    "filter": _filtered,
+}

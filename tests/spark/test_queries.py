@@ -1,0 +1,327 @@
+"""Plain streaming queries on snapshots: Spark's rows, batch by batch; names that state belongs to; what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from state_runtime import StreamingJob, foreach_epoch
+from state_runtime.base.errors import InvalidPipeline, UserCodeError
+from state_runtime.pipeline.graph import OperatorNode, SourceNode
+from state_runtime.spark.internals import INTERNALS, Internal
+
+from ..refusal import everything_refused
+from .plain_queries import ONCE, Batches, Query, by_sql, plain_job, queries, sparks, stream, write_rows
+from .test_branches import jobs_of
+
+pytestmark = pytest.mark.spark
+
+IN_EACH_RUN = frozenset(
+    {"left join, strict bounds, then windows", "the most of each window (NEXMark 5)", "windows in update mode"}
+    | {"applyInPandasWithState with a timeout"}
+)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_queries(spark: SparkSession) -> Iterator[None]:
+    """transformWithState of Spark's own needs RocksDB."""
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    wanted = {
+        "spark.sql.session.timeZone": "UTC",
+        provider: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    }
+    before = {name: spark.conf.get(name) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, str(value))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in IN_EACH_RUN else pytest.mark.long) for n in queries(Path())]
+)
+def test_a_plain_query_gives_what_spark_gives_batch_by_batch(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Over a restart with other shards and without local copies; late rows and nulls in the input. One Spark job an
+    epoch, but for those that Spark needs for a table."""
+    mode, query = queries(tmp_path)[name]
+    ours: Batches = []
+    theirs: Batches = []
+    since, jobs = jobs_of(spark), list[int]()
+    for first, parallelism in ((0, 2), (3, 3)):
+        write_rows(tmp_path, range(first, first + 3))
+        shutil.rmtree(tmp_path / "local", ignore_errors=True)
+        job = plain_job(tmp_path, query, mode, ours, parallelism=parallelism)
+        job.run(spark, trigger=ONCE, on_progress=lambda progress: jobs.append(since()))
+    for folder in ("orders", "payments"):
+        shutil.rmtree(tmp_path / folder)
+    for first in (0, 3):
+        write_rows(tmp_path, range(first, first + 3))
+        sparks(spark, tmp_path, query, mode, theirs)
+    assert ours == (theirs if name != "aggregate of all rows" else without_repeats(theirs))
+    assert ours or name == "null keys of an inner join"
+    # One more is the test's look at the rows, and the table is Spark's to hand out.
+    assert set(jobs[1:]) <= {1, 2, 3 if "a table" in name else 2}
+
+
+def without_repeats(batches: Batches) -> Batches:
+    """Spark tells an aggregate of all rows again in a batch without rows."""
+    return [rows for number, rows in enumerate(batches) if number == 0 or rows != batches[number - 1]]
+
+
+# --- a query that has changed --------------------------------------------------------------------------------------
+
+
+def sums(root: Path, *functions: str, key: str = "customer", where: str = "true", window: str = "10 seconds") -> Query:
+    """Windows of orders by a key."""
+
+    def query(spark: SparkSession) -> DataFrame:
+        rows = stream(spark, root, "orders").where(where).withColumn("k", F.expr(key))
+        return rows.groupBy(F.window("at", window), "k").agg(*map(F.expr, functions))
+
+    return query
+
+
+def renamed(root: Path) -> Query:
+    return lambda spark: (
+        stream(spark, root, "orders").selectExpr("customer AS c", "at AS t", "amount AS money")
+        .groupBy(F.window("t", "10 seconds"), F.col("c").alias("k")).agg(F.sum("money").alias("a"))
+    )  # fmt: skip
+
+
+def with_payments(root: Path, *, first: bool) -> Query:
+    """Windows of orders and of payments, in either order."""
+
+    def query(spark: SparkSession) -> DataFrame:
+        parts = [
+            sums(root, "sum(amount) AS a")(spark).select("a"),
+            stream(spark, root, "payments")
+            .groupBy(F.window("paid_at", "10 seconds"))
+            .agg(F.sum("paid").alias("a"))
+            .select("a"),
+        ]
+        return parts[1].union(parts[0]) if first else parts[0].union(parts[1])
+
+    return query
+
+
+def nested(root: Path) -> Query:
+    """Windows of windows: the inner ones look as the outer ones did."""
+    return lambda spark: (
+        sums(root, "sum(amount) AS a")(spark)
+        .groupBy(F.window(F.window_time("window"), "10 seconds"), "k").agg(F.sum("a").alias("a"))
+    )  # fmt: skip
+
+
+def beside(root: Path, *conditions: str) -> Query:
+    """Windows that only a filter tells apart."""
+
+    def query(spark: SparkSession) -> DataFrame:
+        first, *others = (sums(root, "count(*) AS n", where=condition)(spark) for condition in conditions)
+        for other in others:
+            first = first.union(other)
+        return first
+
+    return query
+
+
+def ran(spark: SparkSession, root: Path, query: Query, into: Batches, first: int, **given: object) -> None:
+    write_rows(root, range(first, first + 3))
+    plain_job(root, query, "append", into, names=given.pop("names", None)).run(spark, trigger=ONCE, **given)  # type: ignore[arg-type]
+
+
+GOES_ON: Mapping[str, tuple[Callable[[Path], Query], Callable[[Path], Query]]] = {
+    "a function added": (lambda root: sums(root, "sum(amount) AS a"), lambda root: sums(root, "count(*) * 0 AS b", "sum(amount) AS a")),
+    "a function dropped": (lambda root: sums(root, "sum(amount) AS a", "max(amount) AS b"), lambda root: sums(root, "max(amount) AS b")),
+    "sums that changed their names": (
+        lambda root: sums(root, "sum(order) AS a", "sum(amount) AS b"), lambda root: sums(root, "sum(amount) AS a", "sum(order) AS b")
+    ),
+    "columns renamed on the way": (lambda root: sums(root, "sum(amount) AS a"), renamed),
+    "sources in another order": (lambda root: with_payments(root, first=False), lambda root: with_payments(root, first=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(c, marks=pytest.mark.long if "dropped" in c or "renamed" in c else ()) for c in GOES_ON]
+)
+def test_a_changed_query_goes_on_with_the_state_of_what_it_still_says(
+    spark: SparkSession, tmp_path: Path, change: str
+) -> None:
+    """The answer behind the change is that of the new query over all input."""
+    before, after = (made(tmp_path) for made in GOES_ON[change])
+    ours: Batches = []
+    theirs: Batches = []
+    ran(spark, tmp_path, before, [], 0)
+    ran(spark, tmp_path, after, ours, 3)
+    for folder in ("orders", "payments"):
+        shutil.rmtree(tmp_path / folder)
+    for first in (0, 3):
+        theirs.clear()
+        write_rows(tmp_path, range(first, first + 3))
+        sparks(spark, tmp_path, after, "append", theirs)
+    assert ours == theirs
+    assert ours
+
+
+def test_a_filter_added_in_front_keeps_the_state(spark: SparkSession, tmp_path: Path) -> None:
+    """As in Spark."""
+    before, after = sums(tmp_path, "count(*) AS n"), sums(tmp_path, "count(*) AS n", where="amount > 20")
+    ours: Batches = []
+    theirs: Batches = []
+    ran(spark, tmp_path, before, ours, 0)
+    ran(spark, tmp_path, after, ours, 3)
+    for folder in ("orders", "payments"):
+        shutil.rmtree(tmp_path / folder)
+    for first, query in ((0, before), (3, after)):
+        write_rows(tmp_path, range(first, first + 3))
+        sparks(spark, tmp_path, query, "append", theirs)
+    assert ours == theirs
+
+
+def test_state_of_another_meaning_is_refused_before_a_row(spark: SparkSession, tmp_path: Path) -> None:
+    """Another key of the same type, another window, a changed function, an operator of the same shape in front: each
+    would read the old state under a new meaning. The word that gives it up starts anew."""
+    told: Batches = []
+    ran(spark, tmp_path, sums(tmp_path, "sum(amount) AS a"), told, 0)
+    before = len(told)
+    refused = {
+        "its keys are": [sums(tmp_path, "sum(amount) AS a", window="20 seconds")],
+        'names={"window-key": "window-customer"}': [sums(tmp_path, "sum(amount) AS a", key="order % 20")],
+        "is new, and sum\\(orders.amount\\) of snapshot": [sums(tmp_path, "sum(amount + 1) AS a")],
+        "it is not sure which state is whose": [nested(tmp_path)],
+    }
+    for message, changed in refused.items():
+        for query in changed:
+            with pytest.raises(InvalidPipeline, match=message):
+                plain_job(tmp_path, query, "append", told).run(spark, trigger=ONCE)
+    assert len(told) == before
+    ran(spark, tmp_path, sums(tmp_path, "sum(amount + 1) AS a"), told, 3, allow_dropped_state=True)
+    assert len(told) > before
+
+
+def test_operators_that_only_a_number_tells_apart_are_not_matched_on_doubt(spark: SparkSession, tmp_path: Path) -> None:
+    """Two counts of the same windows, of other rows: exchanged, or one of them gone, their states would be exchanged
+    without a word."""
+    low, high = "amount < 50", "amount >= 50"
+    ran(spark, tmp_path, beside(tmp_path, low, high), [], 0)
+    for changed in (beside(tmp_path, high, low), beside(tmp_path, high)):
+        with pytest.raises(InvalidPipeline, match="it is not sure which state is whose"):
+            plain_job(tmp_path, changed, "append", []).run(spark, trigger=ONCE, allow_dropped_state=True)
+    ran(spark, tmp_path, beside(tmp_path, low, high), [], 3)
+    swapped = {"window-customer": "window-customer-2", "window-customer-2": "window-customer"}
+    plain_job(tmp_path, beside(tmp_path, high, low), "append", [], names=swapped).run(spark, trigger=ONCE)
+
+
+# --- names, sources, refusals --------------------------------------------------------------------------------------
+
+
+def nodes_of(spark: SparkSession, root: Path, query: Query, **given: object) -> tuple[list[str], list[str]]:
+    """Names of the sources and uids of the operators of a query."""
+    write_rows(root, range(1))
+    graph = plain_job(root, query, "append", [], **given).plan().expanded(spark).graph  # type: ignore[arg-type]
+    sources = [node.name for node in graph.nodes if isinstance(node, SourceNode)]
+    return sources, [node.uid for node in graph.nodes if isinstance(node, OperatorNode)]
+
+
+def test_operators_and_sources_are_named_by_their_aliases_else_by_what_they_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    text = (
+        "WITH hot AS (SELECT customer, count(*) AS n, window(at, '10 seconds') AS w FROM orders "
+        "GROUP BY customer, window(at, '10 seconds')) SELECT max(n) AS n, w FROM hot GROUP BY w"
+    )
+    assert nodes_of(spark, tmp_path, by_sql(tmp_path, text)) == (["orders"], ["hot", "window"])
+
+    def aliased(spark: SparkSession) -> DataFrame:
+        return sums(tmp_path, "count(*) AS n")(spark).alias("per_customer").where("n > 1")
+
+    assert nodes_of(spark, tmp_path, aliased) == (["orders"], ["per_customer"])
+    assert nodes_of(spark, tmp_path, sums(tmp_path, "count(*) AS n")) == (["orders"], ["window-customer"])
+    names = {"window-customer": "per-customer", "orders": "shop-orders"}
+    assert nodes_of(spark, tmp_path, sums(tmp_path, "count(*) AS n"), names=names) == (
+        ["shop-orders"],
+        ["per-customer"],
+    )
+
+
+def test_a_stream_that_a_query_reads_twice_in_the_same_way_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    def query(spark: SparkSession) -> DataFrame:
+        orders = stream(spark, tmp_path, "orders")
+        by = [
+            orders.groupBy(F.window("at", "10 seconds"), "customer").agg(F.sum("amount").alias(name))
+            for name in ("a", "b")
+        ]
+        return by[0].select("a").union(by[1].select("b"))
+
+    assert nodes_of(spark, tmp_path, query)[0] == ["orders"]
+
+
+def test_sql_over_named_streams_leaves_no_view_behind(spark: SparkSession, tmp_path: Path) -> None:
+    write_rows(tmp_path, range(3))
+    rows: Batches = []
+    job = StreamingJob("plain", store=str(tmp_path / "store"))
+    text = "SELECT window(at, '10 seconds').start AS w, count(*) AS n FROM bids GROUP BY window(at, '10 seconds')"
+    job.sql(text, bids=lambda spark: stream(spark, tmp_path, "orders")).write(
+        foreach_epoch(lambda frame, epoch: rows.append([str(row) for row in frame.collect()]))
+    )
+    job.run(spark, trigger=ONCE)
+    assert sum(map(len, rows)) > 1
+    assert not spark.catalog.tableExists("bids")
+    spark.range(1).createOrReplaceTempView("taken")
+    job = StreamingJob("plain", store=str(tmp_path / "store"))
+    job.sql("SELECT * FROM taken", taken=lambda spark: stream(spark, tmp_path, "orders")).write(foreach_epoch(print))
+    with pytest.raises(InvalidPipeline, match="a table or view 'taken' already"):
+        job.run(spark, trigger=ONCE)
+    assert spark.catalog.tableExists("taken")
+    spark.catalog.dropTempView("taken")
+
+
+REFUSED: Mapping[str, tuple[str, str, str]] = {
+    "row_number": ("append", "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY customer ORDER BY at) r FROM orders) WHERE r = 1", "Spark refuses the query, too"),
+    "full join": ("append", "SELECT * FROM orders o FULL JOIN payments p ON o.order = p.order AND paid_at BETWEEN at AND at + INTERVAL 1 MINUTE", "a FullOuter join"),
+    "no bound": ("append", "SELECT o.order FROM orders o JOIN payments p ON o.order = p.order", "no bound in time"),
+    "no equal column": ("append", "SELECT o.order FROM orders o JOIN payments p ON paid_at BETWEEN at AND at + INTERVAL 1 MINUTE", "columns that must be equal"),
+    "limit": ("append", "SELECT * FROM orders LIMIT 5", "GlobalLimit is not supported"),
+    "no event time": ("append", "SELECT customer, count(*) FROM orders GROUP BY customer", "Spark refuses the query, too"),
+    "time of day": ("append", "SELECT * FROM orders WHERE at < current_timestamp()", "current_timestamp"),
+    "percentile": ("update", "SELECT percentile(amount, 0.5) FROM orders", "the aggregate function percentile.*is not supported"),
+    "average of decimals": ("update", "SELECT avg(CAST(amount AS DECIMAL(30, 2))) FROM orders", "cast it to double first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*REFUSED])
+def test_what_is_not_supported_is_refused_by_name_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    mode, text, message = REFUSED[name]
+    write_rows(tmp_path, range(1))
+    with pytest.raises(InvalidPipeline, match=message):
+        plain_job(tmp_path, by_sql(tmp_path, text), mode, []).run(spark, trigger=ONCE)
+    assert not (tmp_path / "store" / "plain").exists()
+
+
+def test_what_is_given_to_query_is_named_if_it_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
+    def broken(spark: SparkSession) -> DataFrame:
+        raise KeyError("shop")
+
+    for query, error, message in (
+        (broken, UserCodeError, "broken, given to query\\(\\), raised KeyError"),
+        (lambda spark: spark.range(3), InvalidPipeline, "needs a streaming DataFrame"),
+    ):
+        with pytest.raises(error, match=message):
+            plain_job(tmp_path, query, "append", []).run(spark, trigger=ONCE)
+    with pytest.raises(InvalidPipeline, match="must be append or update"):
+        StreamingJob("plain", store=str(tmp_path)).query(broken, output_mode="complete")
+
+
+def test_another_spark_refuses_plain_queries_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1))
+    with everything_refused():
+        with pytest.raises(InvalidPipeline, match="write the pipeline in steps"):
+            plain_job(tmp_path, sums(tmp_path, "count(*) AS n"), "append", []).plan().expanded(spark)
+        assert INTERNALS.is_refused(Internal.QUERY_PLANS)
