@@ -8,7 +8,7 @@ a start compares it (`pipeline/compatibility.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -31,7 +31,7 @@ from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggr
 from state_runtime.processors.declared.windows import session
 from state_runtime.snapshot.paths import check_uid
 from state_runtime.spark.query_cut import cut_query
-from state_runtime.spark.query_parts import Called, Deduplicated, Grouped, Joined, Processed, Read, Rows, Stateful
+from state_runtime.spark.query_parts import Called, Deduplicated, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 
 __all__ = ["QueryStep", "SqlQuery", "with_queries"]
 
@@ -88,17 +88,68 @@ def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:
         InvalidPipeline: a query cannot run; the message names what is not supported.
         UserCodeError: the user's function raised.
     """
-    made: list[Node] = []
-    places: dict[int, int] = {}  # of the graph's nodes in `made`
-    taken = {node.uid for node in graph.nodes if isinstance(node, OperatorNode)}
+    cut: dict[int, tuple[Part, ...]] = {}
     for index, node in enumerate(graph.nodes):
         if isinstance(node, QueryNode):
             with step_at(node.at):
-                made += _nodes(spark, job, node, len(made), taken)
+                cut[index] = _parts(spark, job, node)
+    naming = _Naming.of(graph, [part for parts in cut.values() for part in parts])
+    made: list[Node] = []
+    places: dict[int, int] = {}  # of the graph's nodes in `made`
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, QueryNode):
+            with step_at(node.at):
+                made += _nodes(node, cut[index], naming, len(made))
         else:
             made.append(_moved(node, places))
         places[index] = len(made) - 1
     return Graph(tuple(made))
+
+
+@dataclass
+class _Naming:
+    """The names of a job's operators and sources.
+
+    Attributes:
+        operators, sources: those that are given.
+        wanted: how many operators would have a name.
+    """
+
+    operators: set[str]
+    sources: set[str]
+    wanted: Counter[str]
+
+    @staticmethod
+    def of(graph: Graph, parts: Sequence[Part]) -> _Naming:
+        """Return the names that are given by steps; those of queries are given one after the other."""
+        return _Naming(
+            {node.uid for node in graph.nodes if isinstance(node, OperatorNode)},
+            {node.name for node in graph.nodes if isinstance(node, SourceNode)},
+            Counter(part.name for part in parts if isinstance(part, Stateful)),
+        )
+
+    def source(self, name: str) -> str:
+        """Return the name of a source of a query."""
+        found = check_uid(next(each for each in _numbered(name) if each not in self.sources), "source name")
+        self.sources.add(found)
+        return found
+
+    def operator(self, name: str, others: Mapping[str, str]) -> tuple[str, str]:
+        """Return the name that an operator of a query would have, and its uid.
+
+        Args:
+            others: the names that the user gives instead, by those that they would have.
+        """
+        would_be = next(each for each in _numbered(name) if others.get(each, each) not in self.operators)
+        uid = check_uid(others.get(would_be, would_be), "operator uid")
+        self.operators.add(uid)
+        return would_be, uid
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield a name, and then with numbers."""
+    yield name
+    yield from (f"{name}-{number}" for number in range(2, 10_000))
 
 
 def _moved(node: Node, places: Mapping[int, int]) -> Node:
@@ -114,31 +165,42 @@ def _moved(node: Node, places: Mapping[int, int]) -> Node:
     return node if isinstance(node, SourceNode | QueryNode) else replace(node, input=moved(node.input))
 
 
-def _nodes(spark: SparkSession, job: str, node: QueryNode, first: int, taken: set[str]) -> list[Node]:
+def _parts(spark: SparkSession, job: str, node: QueryNode) -> tuple[Part, ...]:
+    frame = _frame(spark, job, node)
+    try:
+        return cut_query(frame, node.output_mode, node.names)
+    except (AnalysisException, InvalidPipeline) as error:
+        raise _refused(job, error) from error
+
+
+def _nodes(node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int) -> list[Node]:
     """Return the nodes of a query.
 
     Args:
         first: the index that the first of them gets.
-        taken: uids of other operators.
     """
-    frame = _frame(spark, job, node)
-    try:
-        parts = cut_query(frame, node.output_mode, node.names)
-    except (AnalysisException, InvalidPipeline) as error:
-        raise _refused(job, error) from error
-    stateful = [part for part in parts if isinstance(part, Stateful)]
-    uids, named = _uids(stateful, node.names, taken), Counter(part.name for part in stateful)
-    sources = frozenset(part.name for part in parts if isinstance(part, Read))
+    sources = {part.name: naming.source(part.name) for part in parts if isinstance(part, Read)}
+    known = set(node.names.values()) & sources.keys()
+    operators: list[str] = []
     nodes: list[Node] = []
     for part in parts:
         if isinstance(part, Read):
-            nodes.append(SourceNode(part.name, part.frame, at=node.at, clock_with=sources))
+            clock_with = frozenset(sources.values())
+            nodes.append(SourceNode(sources[part.name], part.frame, at=node.at, clock_with=clock_with))
         elif isinstance(part, Rows):
             inputs = tuple(Edge(first + index) for index in part.inputs)
             nodes.append(SegmentNode(inputs, QueryStep(part.function, part.name), at=node.at))
         else:
-            says = {**part.says, **({INPUT: part.reads} if named[part.name] > 1 else {})}
-            nodes.append(_operator(part, uids[id(part)], says, node, first))
+            would_be, uid = naming.operator(part.name, node.names)
+            operators.append(would_be)
+            says = {**part.says, **({INPUT: part.reads} if naming.wanted[part.name] > 1 else {})}
+            nodes.append(_operator(part, uid, says, node, first))
+    unknown = [name for name, wanted in node.names.items() if name not in operators and wanted not in known]
+    if unknown:
+        raise InvalidPipeline(
+            f"query(): names has {unknown[0]!r}, and the query has the operators {', '.join(operators) or 'none'} and "
+            f"the sources {', '.join(sources)}"
+        )
     return nodes
 
 
@@ -165,20 +227,6 @@ def _refused(job: str, error: Exception) -> InvalidPipeline:
         return InvalidPipeline(f"job {job!r}: query(): {error}")
     told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return InvalidPipeline(f"job {job!r}: Spark refuses the query, too: {told}")
-
-
-def _uids(parts: Sequence[Stateful], names: Mapping[str, str], taken: set[str]) -> dict[int, str]:
-    """Return the uid of each part by its identity: its name, with a number if several have it."""
-    found: dict[int, str] = {}
-    for part in parts:
-        uid = next(
-            uid
-            for uid in (part.name, *(f"{part.name}-{number}" for number in range(2, 10_000)))
-            if names.get(uid, uid) not in taken
-        )
-        found[id(part)] = check_uid(names.get(uid, uid), "operator uid")
-        taken.add(found[id(part)])
-    return found
 
 
 def _operator(part: Stateful, uid: str, says: Mapping[str, str], node: QueryNode, first: int) -> OperatorNode:

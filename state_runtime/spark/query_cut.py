@@ -299,16 +299,19 @@ class _Cutting:
         named = self._named_columns(items(node.child().output()))
         keys = [name for name, attribute in named.items() if id_of(attribute) in wanted]
         says = {name: self._texts.of(named[name]) for name in keys}
-        times = [name for name in (named if within_watermark else keys) if is_marked(named[name])]
-        if len(times) > 1 or any(is_window(named[name]) for name in times):
-            raise InvalidPipeline(
-                f"{_line(node)} goes by event time in {', '.join(str(named[name].name()) for name in times)}; one "
-                "column of timestamps can be it"
-            )
+        times = [name for name, attribute in named.items() if is_marked(attribute)]
+        if len(times) > 1:
+            names = ", ".join(str(named[name].name()) for name in times)
+            raise InvalidPipeline(f"{_line(node)} gets several columns with event time ({names}); select one before it")
         columns = [
-            catalyst.named(attribute, name, marked=attribute if name in times else None)
+            catalyst.named(attribute, name, marked=attribute if name in times and not is_window(attribute) else None)
             for name, attribute in named.items()
         ]
+        for name in times:
+            if is_window(named[name]):
+                end = f"{name}_end"
+                columns.append(catalyst.named(catalyst.field_of(named[name], WINDOW_END), end, marked=named[name]))
+                keys += [end] if name in keys else []
         below = self._rows(node.child(), partial(catalyst.project, columns))
         part = self._add(
             Deduplicated(

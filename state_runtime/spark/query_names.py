@@ -63,7 +63,7 @@ def source_place(leaf: Any) -> str:
         format_name = str(leaf.dataSource().className())
         given = leaf.dataSource().options()
         options = {str(k).lower(): str(given.apply(k)) for k in items(given.keys().toSeq())}
-    elif hasattr(leaf, "sourceName"):
+    elif kind_of(leaf) == "StreamingRelationV2":
         format_name = str(leaf.sourceName())
         given = leaf.extraOptions()
         options = {str(k).lower(): str(given.get(k)) for k in _keys(given)}

@@ -53,7 +53,8 @@ def drawn_query(draw: random.Random, root: Path) -> Drawn:
     if kind == "rows":
         return Drawn(lambda spark: frame(spark).select("order", "customer", "amount", "at"), "append", text)
     if kind == "deduplicate":
-        return Drawn(lambda spark: frame(spark).dropDuplicates(["customer", "at"]), "append", f"{text}, deduplicate")
+        by = draw.choice([["customer", "at"], ["customer", "shop"]])
+        return Drawn(lambda spark: frame(spark).dropDuplicates(by), "append", f"{text}, deduplicate by {by}")
     if kind == "processor":
         schema = "customer long, n long, total long"
         return Drawn(
@@ -112,7 +113,7 @@ Step = Callable[[random.Random, Path, Frame], tuple[Frame, str, int]]
 
 
 def _deduplicated(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
-    keys = draw.choice([["order", "at"], ["customer", "at"]])
+    keys = draw.choice([["order", "at"], ["customer", "at"], ["order"], ["amount"]])
     return lambda spark: frame(spark).dropDuplicates(keys), f"deduplicate {keys}", 1
 
 

@@ -192,6 +192,24 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
         ))),
         "dropDuplicates by event time": ("append", lambda spark: orders(spark).dropDuplicates(["order", "at"])),
         "dropDuplicates for ever": ("append", lambda spark: orders(spark, None).dropDuplicates(["customer"]).select("customer")),
+        "dropDuplicates by a key without time": ("append", lambda spark: orders(spark).dropDuplicates(["order"])),
+        "deduplicate windows": ("append", lambda spark: (
+            orders(spark).groupBy(tumbling(), "customer").agg(F.count("*").alias("n")).dropDuplicates(["window", "n"]).select("window", "n")
+        )),
+        "deduplicate windows by another key": ("append", lambda spark: (
+            orders(spark).groupBy(tumbling(), "customer").agg(F.count("*").alias("n")).dropDuplicates(["customer"]).select("customer")
+        )),
+        "keys of event time itself": ("append", lambda spark: (
+            orders(spark).groupBy("at").agg(F.count("*").alias("n"), F.first("shop", ignorenulls=True).alias("f"))
+        )),
+        "generated rows": ("append", lambda spark: (
+            orders(spark).select("at", F.explode(F.sequence(F.lit(1), F.col("customer") % 3 + 1)).alias("part"), "amount")
+            .groupBy(tumbling(), "part").agg(F.sum("amount").alias("s"))
+        )),
+        "a subquery on a table": ("append", by_sql(root, (
+            "SELECT window.start AS s, count(*) AS n FROM orders WHERE amount > (SELECT avg(id) FROM range(60)) "
+            "AND customer IN (SELECT id * 2 FROM range(8)) GROUP BY window(at, '10 seconds')"
+        ))),
         "dropDuplicatesWithinWatermark": ("append", lambda spark: orders(spark).dropDuplicatesWithinWatermark(["customer"]).select("customer")),
         "distinct": ("append", lambda spark: orders(spark).select("at", "shop").distinct()),
         "join": ("append", lambda spark: joined(spark).where("paid > 10").select("o.order", "customer", "paid", "at", "paid_at")),

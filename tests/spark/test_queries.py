@@ -14,6 +14,7 @@ from state_runtime import StreamingJob, foreach_epoch
 from state_runtime.base.errors import InvalidPipeline, UserCodeError
 from state_runtime.pipeline.graph import OperatorNode, SourceNode
 from state_runtime.spark.internals import INTERNALS, Internal
+from tests.job_settings import job_settings
 
 from ..refusal import everything_refused
 from .plain_queries import ONCE, Batches, Query, by_sql, plain_job, queries, sparks, stream, write_rows
@@ -247,6 +248,38 @@ def test_operators_and_sources_are_named_by_their_aliases_else_by_what_they_do(
         ["shop-orders"],
         ["per-customer"],
     )
+
+
+def test_names_for_what_a_query_does_not_have_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A name that was only written differently would begin with empty state."""
+    with pytest.raises(
+        InvalidPipeline, match="'windows', and the query has the operators window-customer and the sources orders"
+    ):
+        nodes_of(spark, tmp_path, sums(tmp_path, "count(*) AS n"), names={"windows": "per-customer"})
+
+
+def test_queries_of_one_job_have_names_of_their_own_and_do_not_exchange_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Two queries would have one name: written in another order each would take the other's state."""
+    write_rows(tmp_path, range(3))
+
+    def job_of(*conditions: str) -> StreamingJob:
+        job = StreamingJob(
+            "plain", store=str(tmp_path / "store"), settings=job_settings(local_dir=str(tmp_path / "local"))
+        )
+        for number, condition in enumerate(conditions):
+            stream_ = job.query(sums(tmp_path, "count(*) AS n", where=condition))
+            stream_.write(foreach_epoch(lambda frame, epoch: None), name=f"out-{number}")
+        return job
+
+    graph = job_of("amount < 50", "amount >= 50").plan().expanded(spark).graph
+    assert [n.name for n in graph.nodes if isinstance(n, SourceNode)] == ["orders", "orders-2"]
+    assert [n.uid for n in graph.nodes if isinstance(n, OperatorNode)] == ["window-customer", "window-customer-2"]
+    job_of("amount < 50", "amount >= 50").run(spark, trigger=ONCE)
+    with pytest.raises(InvalidPipeline, match="it is not sure which state is whose"):
+        job_of("amount >= 50", "amount < 50").run(spark, trigger=ONCE)
+    job_of("amount < 50", "amount >= 50").run(spark, trigger=ONCE)
 
 
 def test_a_stream_that_a_query_reads_twice_in_the_same_way_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
