@@ -40,10 +40,14 @@ def answer_all(names: Sequence[str], folder: Path, wrong: Any) -> None:
     wrong.put(found)
 
 
-def differences(spark: SparkSession, name: str, folder: Path, batches: int = BATCHES) -> str:
-    """What a query gets wrong over the events in `folder/in`, so many batches and the late ones; empty if nothing."""
+def differences(spark: SparkSession, name: str, folder: Path, batches: int = BATCHES, *, is_plain: bool = False) -> str:
+    """What a query gets wrong over the events in `folder/in`, so many batches and the late ones; empty if nothing.
+
+    Args:
+        is_plain: Spark's own streaming query, unchanged by `job.query`, instead of our pipeline in steps.
+    """
     query = QUERIES[name]
-    ours = Counter(_rows(_ours(spark, name, query, folder), query, batches))
+    ours = Counter(_rows(_ours(spark, name, query, folder, is_plain=is_plain), query, batches))
     events = spark.read.schema(nexmark_data.SCHEMA).parquet(str(folder / "in"))
     right = Counter(_rows(query.answer(events), query, batches))
     if ours == right and right:
@@ -52,7 +56,7 @@ def differences(spark: SparkSession, name: str, folder: Path, batches: int = BAT
     return f"{name}: {ours.total()} rows, should be {right.total()}; too many {some[0]}, missing {some[1]}"
 
 
-def _ours(spark: SparkSession, name: str, query: Query, folder: Path) -> DataFrame:
+def _ours(spark: SparkSession, name: str, query: Query, folder: Path, *, is_plain: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     from state_runtime import JobSettings, ParquetSink, StreamingJob
@@ -61,7 +65,8 @@ def _ours(spark: SparkSession, name: str, query: Query, folder: Path) -> DataFra
         name, store=str(folder / "store"), settings=JobSettings(parallelism=2, local_dir=str(folder / "local"))
     )
     stream = spark.readStream.schema(nexmark_data.SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
-    query.ours(job, stream).write(ParquetSink(str(folder / name), epoch_column="epoch"))
+    rows = job.query(query.peer(stream), output_mode=query.mode) if is_plain else query.ours(job, stream)
+    rows.write(ParquetSink(str(folder / name), epoch_column="epoch"))
     job.run(spark, trigger={"availableNow": True})
     written = spark.read.parquet(str(folder / name))
     if not query.keys:

@@ -54,7 +54,8 @@ def drawn_query(draw: random.Random, root: Path) -> Drawn:
         return Drawn(lambda spark: frame(spark).select("order", "customer", "amount", "at"), "append", text)
     if kind == "deduplicate":
         by = draw.choice([["customer", "at"], ["customer", "shop"]])
-        return Drawn(lambda spark: frame(spark).dropDuplicates(by), "append", f"{text}, deduplicate by {by}")
+        told = f"{text}, deduplicate by {by}"
+        return Drawn(lambda spark: frame(spark).dropDuplicates(by).select(*by), "append", told)
     if kind == "processor":
         schema = "customer long, n long, total long"
         return Drawn(
@@ -113,12 +114,14 @@ Step = Callable[[random.Random, Path, Frame], tuple[Frame, str, int]]
 
 
 def _deduplicated(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
-    keys = draw.choice([["order", "at"], ["customer", "at"], ["order"], ["amount"]])
+    # By what tells rows apart: which of several rows comes first is Spark's to choose.
+    keys = [*draw.choice([(), ("at",)]), "order", "customer", "amount", "shop"]
     return lambda spark: frame(spark).dropDuplicates(keys), f"deduplicate {keys}", 1
 
 
 def _within(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:
-    return lambda spark: frame(spark).dropDuplicatesWithinWatermark(["order"]), "deduplicate within watermark", 1
+    keys = ["order", "customer", "amount", "shop"]
+    return lambda spark: frame(spark).dropDuplicatesWithinWatermark(keys), "deduplicate within watermark", 1
 
 
 def _filtered(draw: random.Random, root: Path, frame: Frame) -> tuple[Frame, str, int]:

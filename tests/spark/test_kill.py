@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,7 @@ from state_runtime.store import open_store
 from ..conftest import ROOT
 from .branches import write_input as write_orders
 from .jobs import assert_equals_batch, write_input
+from .plain_queries import write_rows
 from .test_joins import check
 
 pytestmark = pytest.mark.kill
@@ -118,6 +120,32 @@ def test_every_crash_of_a_job_with_several_sources_and_joins_is_repaired_by_one_
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
     check(spark, tmp_path, "left-outer")
+
+
+def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Its rows are those of a run that nothing disturbed."""
+    queries, files = "tests.spark.drive_queries", 0
+    for number, point in enumerate(KILL_POINTS):
+        write_rows(tmp_path, range(files, files + 2), late=0)
+        files += 2
+        drivers.append(Driver(tmp_path, "3", kill_at=f"{point}:{1 + number % 2}", module=queries))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, "2", module=queries))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+    undisturbed = tmp_path / "undisturbed"
+    write_rows(undisturbed, range(files), late=0)
+    drivers.append(Driver(undisturbed, "2", module=queries))
+    assert drivers[-1].end()[0] == 0
+    found, wanted = (
+        Counter(map(str, spark.read.parquet(str(root / "out")).select("window.end", "shop", "n", "paid").collect()))
+        for root in (tmp_path, undisturbed)
+    )
+    assert found == wanted
+    assert len(found) > 2 * files
 
 
 # With the passage at which the driver dies: in the first interval of a run, in a later one, and at its end.

@@ -228,8 +228,9 @@ class VectorizedOperator(WokenWhenDue):
 
     @property
     def time_domain(self) -> TimeDomain:
-        """Return the clock that the processor's `time_mode` names."""
-        return _DOMAINS[time_mode_of(self.processor, self.uid)]
+        """Return the clock that the processor's `time_mode` names; that of events where late rows are dropped: the
+        clock moves without rows, too, and what comes next is late by it."""
+        return "event" if self.event_time else _DOMAINS[time_mode_of(self.processor, self.uid)]
 
     def process(
         self,
