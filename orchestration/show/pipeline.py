@@ -57,7 +57,7 @@ def explained(graph: Graph, stored: Collection[str], positions: Collection[str] 
             kind=_kind(node),
             name=_name(node),
             reads=tuple(numbers[edge.node] for edge in node.inputs),
-            keys=tuple(port.keys for port in node.ports) if isinstance(node, OperatorNode) else (),
+            keys=_keys(node) if isinstance(node, OperatorNode) else (),
             writes=tuple(sink.name for sink in graph.sinks(index)),
             state=_state(node, stored, positions),
             line=node.at,
@@ -125,6 +125,11 @@ def _state(node: Node, stored: Collection[str], positions: Collection[str]) -> s
     if isinstance(node, SourceNode) and is_given(node.name):
         return "kept" if {node.name, node.was} & set(positions) else "new"
     return ""
+
+
+def _keys(node: OperatorNode) -> tuple[tuple[str, ...], ...]:
+    """Return the key columns of each input; of a query without those that are made for event time."""
+    return tuple(tuple(key for key in port.keys if not node.says or key in node.says) for port in node.ports)
 
 
 def _is_sink(node: Node) -> bool:

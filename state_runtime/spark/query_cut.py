@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, id_of, is_marked, is_window
 from state_runtime.spark.internals import Internal, given
-from state_runtime.spark.jvm import items, kind_of
+from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
 from state_runtime.spark.query_joins import bounds_of
 from state_runtime.spark.query_names import Aliases, source_place
@@ -29,6 +29,7 @@ from state_runtime.spark.query_text import Texts, digest_of, plain_name
 
 __all__ = ["cut_query"]
 
+_SETTLED: Final = "DataSourceV2ScanRelation"
 _WATERMARK: Final = "EventTimeWatermark"
 _MARK: Final = "UpdateEventTimeWatermarkColumn"
 """Marks the column with event time above a processor; Spark has no physical plan for it outside its own state."""
@@ -74,8 +75,13 @@ def _cut(frame: DataFrame, output_mode: str, sources: Mapping[str, str]) -> tupl
             "current_timestamp, current_date and now() are not supported in a query on a stream; take the time from a "
             "column of the source"
         )
-    cutting = _Cutting(catalyst, analyzed, catalyst.optimized(analyzed), output_mode, sources)
-    return cutting.parts()
+    plan = catalyst.optimized(analyzed)
+    if any(_SETTLED in kinds_in(each) for each in (plan, *items(plan.subqueriesAll()))):
+        raise InvalidPipeline(
+            "a subquery reads a table whose files Spark settles when it plans the query, and each epoch has to read it "
+            "anew; join with the table instead"
+        )
+    return _Cutting(catalyst, analyzed, plan, output_mode, sources).parts()
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ class _Cutting:
         kind = "session" if gap_us is not None else "window" if "window" in says else "aggregate"
         part = Grouped(
             inputs=(self._rows(node.child(), partial(catalyst.project, list(columns.values()))),),
-            name=self._aliases.of(node) or _named(kind, says.values()),
+            name=self._aliases.of(node) or _named(kind, says.values(), by),
             keys=keys,
             says=says,
             reads=digest_of(self._texts.of_rows(node.child())),
@@ -316,7 +322,7 @@ class _Cutting:
         part = self._add(
             Deduplicated(
                 inputs=(below,),
-                name=self._aliases.of(node) or _named("deduplicate", says.values()),
+                name=self._aliases.of(node) or _named("deduplicate", says.values(), [named[key] for key in says]),
                 keys=tuple(keys),
                 says=says,
                 reads=digest_of(self._texts.of_rows(node.child())),
@@ -343,7 +349,7 @@ class _Cutting:
         part = self._add(
             Joined(
                 inputs=tuple(inputs),
-                name=self._aliases.of(node) or _named("join", says.values()),
+                name=self._aliases.of(node) or _named("join", says.values(), bounds.keys[0]),
                 keys=tuple(says),
                 says={name: f"{text} = {right}" for (name, text), right in zip(says.items(), other, strict=True)},
                 reads=digest_of(self._texts.of_rows(node)),
@@ -370,7 +376,7 @@ class _Cutting:
         part = self._add(
             Processed(
                 inputs=(below,),
-                name=self._aliases.of(node) or _named("processor", says.values()),
+                name=self._aliases.of(node) or _named("processor", says.values(), code.keys),
                 keys=tuple(says),
                 says=says,
                 reads=digest_of(self._texts.of_rows(node.child())),
@@ -431,14 +437,20 @@ def _value(key: Any) -> Any:
     return key.child() if kind_of(key) == "Alias" else key
 
 
-def _named(kind: str, keys: Iterable[str]) -> str:
+def _named(kind: str, texts: Iterable[str], keys: Sequence[Any]) -> str:
     """Return a name for an operator: what it does, and the names of its keys.
 
     Args:
-        keys: what they say.
+        texts: what the keys say.
     """
-    words = [plain_name(text) or "key" for text in keys]
+    words = [plain_name(text) or _own_name(key) or "key" for text, key in zip(texts, keys, strict=True)]
     return "-".join([kind, *(word for word in words if word != kind)])[:60]
+
+
+def _own_name(key: Any) -> str:
+    """Return the name that the user gave to an expression; "" if it is Spark's."""
+    name = str(key.name()) if kind_of(key) in ("AttributeReference", "Alias") else ""
+    return name if name.isidentifier() and not name.startswith("_") else ""
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

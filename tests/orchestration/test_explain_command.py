@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from job_roots import JobRoot
 from pyspark import SparkContext
 from typer.testing import CliRunner, Result
@@ -119,3 +120,37 @@ def test_sources_are_held_against_their_positions_and_described_by_name(
     assert 'flights: {"logOffset":7}' in described.output
     assert "weather: -" in described.output
     assert "plane-day: 1970-01-01 00:01:01" in described.output
+
+
+QUERY = """
+from pyspark.sql import functions as F
+from state_runtime import foreach_epoch
+
+def per_shop(spark):
+    rows = spark.readStream.format("rate").load().selectExpr("timestamp AS at", "value % 3 AS shop")
+    return rows.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 minutes"), "shop").count()
+
+def build(context):
+    job = context.job()
+    job.query(per_shop).write(foreach_epoch(print))
+    return job
+"""
+
+
+@pytest.mark.spark
+def test_a_plain_query_is_told_by_what_spark_plans_of_it(write_config: Callable[..., Path], flights: JobRoot) -> None:
+    """In a process of its own, for it starts Spark and ends it."""
+    config = write_config("flights")
+    config.write_text(config.read_text().replace("nowhere.job:build", "explained_query:build"))
+    (config.parent / "explained_query.py").write_text(QUERY)
+    command = [sys.executable, "-m", "stillstate.orchestration.cli", "explain", "flights", "-c", str(config), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [(s["kind"], s["name"], s["state"]) for s in steps if s["state"]] == [
+        ("source", "rate", "new"),
+        ("aggregate", "window-shop", "new"),
+    ]
+    (keys,) = next(s for s in steps if s["kind"] == "aggregate")["keys"]
+    assert keys[0] == "window"
+    assert len(keys) == 2, "the column that is made for event time is not told"

@@ -57,6 +57,8 @@ class Guard:
 _BATCH_BOOK = "tests/state_runtime/driver/test_batch_progress.py::"
 _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
 _DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
+_QUERIES = "tests/state_runtime/pipeline/test_compatibility.py::"
+_OF_SPARK = "tests/spark/test_queries.py::"
 _CLOCKS = "tests/state_runtime/pipeline/test_clocks.py::"
 _NAMES = "tests/state_runtime/pipeline/test_source_names.py::"
 _TIME = "tests/state_runtime/driver/test_processing_time.py::"
@@ -480,11 +482,61 @@ GUARDS: tuple[Guard, ...] = (
         "head\n",
         "tests/state_runtime/driver/test_interval.py::test_no_source_is_idle_while_no_run_could_read_it",
     ),
+    # --- plain queries: what a name stands for, and Spark's rows -----------------------------------------------------
+    Guard(
+        "query-keys-say-the-same",
+        "state_runtime/pipeline/compatibility.py",
+        "        self._check_says(old, new, where)\n",
+        "",
+        f"{_QUERIES}test_keys_that_say_something_else_are_refused_although_their_types_fit",
+    ),
+    Guard(
+        "query-functions-are-not-exchanged",
+        "state_runtime/pipeline/compatibility.py",
+        "            self._check_functions(old, new, where)\n",
+        "            pass\n",
+        f"{_QUERIES}test_functions_of_a_query_may_come_or_go_and_not_take_each_others_place",
+    ),
+    Guard(
+        "query-numbered-by-what-they-read",
+        "state_runtime/pipeline/query.py",
+        "if naming.wanted[part.name] > 1 else {}",
+        "if False else {}",
+        f"{_OF_SPARK}test_operators_that_only_a_number_tells_apart_are_not_matched_on_doubt",
+    ),
+    Guard(
+        "query-one-clock",
+        "state_runtime/pipeline/compile.py",
+        "ClockInputs(sources=node.clock_with | {node.name})",
+        "ClockInputs(sources=frozenset({node.name}))",
+        f"{_OF_SPARK}test_a_plain_query_gives_what_spark_gives_batch_by_batch",
+    ),
+    Guard(
+        "query-tables-hidden-from-the-optimizer",
+        "state_runtime/spark/catalyst.py",
+        "if kind_of(node) not in _TABLES or node.isStreaming():",
+        "if True:",
+        f"{_OF_SPARK}test_a_table_is_read_anew_in_each_epoch_and_a_subquery_that_could_not_be_is_refused",
+    ),
+    Guard(
+        "query-update-mode-drops-late-rows",
+        "state_runtime/pipeline/query.py",
+        "forgets=bool(part.event_time)",
+        "forgets=False",
+        f"{_OF_SPARK}test_a_plain_query_gives_what_spark_gives_batch_by_batch",
+    ),
+    Guard(
+        "deduplicate-clock-moves-without-rows",
+        "state_runtime/processors/user/vectorized.py",
+        'return "event" if self.event_time else _DOMAINS',
+        "return _DOMAINS",
+        f"{_OF_SPARK}test_a_plain_query_gives_what_spark_gives_batch_by_batch",
+    ),
     Guard(
         "format-of-names",
         "state_runtime/snapshot/manifest.py",
-        "    if has_clocks or has_late_clocks or (source is not None and source.names):\n",
-        "    if has_clocks or has_late_clocks:\n",
+        "    if has_clocks or has_late_clocks or is_of_query or (source is not None and source.names):\n",
+        "    if has_clocks or has_late_clocks or is_of_query:\n",
         "tests/state_runtime/snapshot/test_snapshot_document.py::"
         "test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields",
     ),

@@ -25,7 +25,7 @@ _FILTERS = (
 )
 _FUNCTIONS = (
     "count(*)", "count(amount)", "sum(amount)", "min(order)", "max(shop)", "avg(amount)", "sum(amount + customer) * 2",
-    "count(*) FILTER (WHERE amount > 50)", "max_by(amount, order)", "round(stddev(amount), 6)", "collect_list(1)",
+    "count(*) FILTER (WHERE amount > 50)", "max_by(order, order)", "round(stddev(amount), 6)", "collect_list(1)",
     "bool_or(amount > 90)", "sum(CAST(amount AS DECIMAL(10, 2)))", "count_if(shop = 'a')",
 )  # fmt: skip
 _KEYS = ("customer", "shop", "upper(shop)", "customer % 4")

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks import nexmark_answers, nexmark_data
 from benchmarks.nexmark_queries import QUERIES
+from state_runtime.base.errors import InvalidPipeline
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -18,6 +19,31 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 def test_a_query_answers_what_sparks_batch_query_answers(spark: SparkSession, tmp_path: Path, name: str) -> None:
     nexmark_data.write_events(tmp_path / "in", 2, 2_000, then=nexmark_answers.LATE)
     assert nexmark_answers.differences(spark, name, tmp_path, batches=2) == ""
+
+
+PLAIN = ["q0", "q1", "q2", "q3", "q5", "q7", "q8", "q11", "q14", "q15", "q17", "q18", "q19", "q20", "q21", "q22", "q23"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_sparks_own_streaming_query_runs_unchanged(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    nexmark_data.write_events(tmp_path / "in", 2, 2_000, then=nexmark_answers.LATE)
+    assert nexmark_answers.differences(spark, name, tmp_path, batches=2, is_plain=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("q9", "max_by cannot order by values of type struct"),
+        ("q12", "current_timestamp"),
+        ("q16", "approx_count_distinct"),
+    ],
+)
+def test_what_of_sparks_queries_is_not_supported_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, name: str, why: str
+) -> None:
+    nexmark_data.write_events(tmp_path / "in", 1, 100)
+    with pytest.raises(InvalidPipeline, match=why):
+        nexmark_answers.differences(spark, name, tmp_path, batches=1, is_plain=True)
 
 
 def test_a_wrong_answer_is_told_with_a_row(
