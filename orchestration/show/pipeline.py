@@ -128,8 +128,9 @@ def _state(node: Node, stored: Collection[str], positions: Collection[str]) -> s
 
 
 def _keys(node: OperatorNode) -> tuple[tuple[str, ...], ...]:
-    """Return the key columns of each input; of a query without those that are made for event time."""
-    return tuple(tuple(key for key in port.keys if not node.says or key in node.says) for port in node.ports)
+    """Return the key columns of each input; of a query its own keys, of which a window is two columns."""
+    own = tuple(key for key in node.says if key)
+    return tuple(own or port.keys for port in node.ports)
 
 
 def _is_sink(node: Node) -> bool:

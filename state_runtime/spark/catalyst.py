@@ -148,6 +148,12 @@ class Catalyst:
         """Return a field of a struct."""
         return self._expressions.GetStructField(struct, place, self.none)
 
+    def window(self, start: Any, end: Any) -> Any:
+        """Return the struct of a window's times; null if they are."""
+        fields = [self.literal("start"), start, self.literal("end"), end]
+        made = self._expressions.CreateNamedStruct(self.sequence(fields))
+        return self._expressions.If(self._expressions.IsNull(start), self._literals.create(None, made.dataType()), made)
+
     def literal(self, value: Any) -> Any:
         """Return a constant."""
         return self._literals.apply(value)

@@ -30,6 +30,8 @@ from state_runtime.spark.query_text import Texts, digest_of, plain_name
 __all__ = ["cut_query"]
 
 _SETTLED: Final = "DataSourceV2ScanRelation"
+_TIMES: Final = ("start", "end")
+"""The fields of a window, and the ends of the names of their columns."""
 _WATERMARK: Final = "EventTimeWatermark"
 _MARK: Final = "UpdateEventTimeWatermarkColumn"
 """Marks the column with event time above a processor; Spark has no physical plan for it outside its own state."""
@@ -264,14 +266,18 @@ class _Cutting:
         event_time = ""
         for name, key in zip(says, by, strict=True):
             is_time = time is not None and id_of(key) == id_of(time)
-            if is_time:
-                event_time = name if not is_window(key) else f"{name}_{'end' if gap_us is None else 'start'}"
-            if is_time and is_window(key):
-                place = WINDOW_END if gap_us is None else WINDOW_START
-                columns[event_time] = catalyst.named(catalyst.field_of(_value(key), place), event_time, marked=key)
             names.append("window" if is_time and gap_us is not None else name)
-            if not is_time or gap_us is None:
-                columns[name] = catalyst.named(_value(key), name, marked=key if name == event_time else None)
+            if not (is_time and is_window(key)):
+                columns[name] = catalyst.named(_value(key), name, marked=key if is_time else None)
+                event_time = name if is_time else event_time
+                continue
+            # Both times are the key, and not the struct of them: they are plain columns.
+            start, end = (f"{name}_{each}" for each in _TIMES)
+            event_time = end if gap_us is None else start
+            for place, each in ((WINDOW_START, start), (WINDOW_END, end)):
+                if gap_us is None or each == event_time:
+                    field = catalyst.field_of(_value(key), place)
+                    columns[each] = catalyst.named(field, each, marked=key if each == event_time else None)
         keys = tuple(name for name in columns if gap_us is None or name != event_time)
         for made in calls:
             columns |= {name: catalyst.named(value, name) for name, value in made.arguments.items()}
@@ -421,7 +427,9 @@ def _adopted(catalyst: Catalyst, edge: _Edge, frame: DataFrame) -> Any:
     given = {str(attribute.name()): attribute for attribute in items(plan.output())}
     columns = []
     for name, wanted in zip(edge.columns, edge.attributes, strict=True):
-        have = given[name]
+        have = given.get(name)
+        if have is None:
+            have = catalyst.window(*(given[f"{name}_{each}"] for each in _TIMES))
         if not have.dataType().sameType(wanted.dataType()):
             raise InvalidPipeline(
                 f"{wanted.name()} is {have.dataType().catalogString()} here and {wanted.dataType().catalogString()} in "
