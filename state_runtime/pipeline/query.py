@@ -193,7 +193,8 @@ def _nodes(node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int) 
         else:
             would_be, uid = naming.operator(part.name, node.names)
             operators.append(would_be)
-            says = {**part.says, **({INPUT: part.reads} if naming.wanted[part.name] > 1 else {})}
+            is_unsure = naming.wanted[part.name] > 1 or part.is_ambiguous
+            says = {**part.says, **({INPUT: part.reads} if is_unsure else {})}
             nodes.append(_operator(part, uid, says, node, first))
     unknown = [name for name, wanted in node.names.items() if name not in operators and wanted not in known]
     if unknown:

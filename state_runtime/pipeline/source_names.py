@@ -173,7 +173,8 @@ def _missing(missing: Sequence[str], sources: Sequence[SourceName], stored: Sequ
     if new:
         return (
             f"{told}; {_told(new)} is new. If it is the same one, say so: read(…, name={new[0]!r}, "
-            f"was={missing[0]!r}). If it is not, start once with --allow-dropped-state (allow_dropped_state=True)"
+            f"was={missing[0]!r}), or of a query query(…, names={{{new[0]!r}: {missing[0]!r}}}). If it is not, start "
+            "once with --allow-dropped-state (allow_dropped_state=True)"
         )
     return (
         f"{told}. To go on without it, start once with --allow-dropped-state (allow_dropped_state=True): its position "

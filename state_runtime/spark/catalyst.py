@@ -74,6 +74,10 @@ class Catalyst:
         """Return whether an expression of a plan is the time at which it runs."""
         return bool(plan.containsPattern(self._package.trees.TreePattern.CURRENT_LIKE()))
 
+    def is_aggregated(self, expression: Any) -> bool:
+        """Return whether an expression calls an aggregate function."""
+        return bool(expression.containsPattern(self._package.trees.TreePattern.AGGREGATE_EXPRESSION()))
+
     def optimized(self, plan: Any) -> Any:
         """Return the plan that Spark would run: its rules decide which rows pass a watermark.
 

@@ -93,7 +93,7 @@ class _Edge:
     Attributes:
         columns: of the part's rows, one for each attribute.
         attributes: as the plan knows them.
-        results: what is computed of them above; None: nothing.
+        above: what is computed of them, above; None: nothing.
     """
 
     part: int
@@ -256,7 +256,9 @@ class _Cutting:
             raise InvalidPipeline(f"Python aggregate functions are not supported on a stream: {_line(node)}")
         by, called, results = grouping
         time = self._time_of(by, node)
-        calls = [made_call(catalyst, self._texts, each) for each in called]
+        made_calls = [made_call(catalyst, self._texts, each) for each in called]
+        distinct = _distinct([made.name for made in made_calls])
+        calls = [made.renamed(name) for made, name in zip(made_calls, distinct, strict=True)]
         says = self._says(by)
         gap_us = session_gap_us(time, node.child(), self._is_cut) if time is not None else None
         if gap_us is not None and len(by) == 1:
@@ -287,7 +289,8 @@ class _Cutting:
             name=self._aliases.of(node) or _named(kind, says.values(), by),
             keys=keys,
             says=says,
-            reads=digest_of(self._texts.of_rows(node.child())),
+            reads=digest_of(self._texts.of_rows(node)),
+            is_ambiguous=_are_twice(says.values()) or _are_twice(made.name for made in made_calls),
             calls={made.name: made.call for made in calls},
             event_time=event_time,
             gap_us=gap_us,
@@ -331,7 +334,8 @@ class _Cutting:
                 name=self._aliases.of(node) or _named("deduplicate", says.values(), [named[key] for key in says]),
                 keys=tuple(keys),
                 says=says,
-                reads=digest_of(self._texts.of_rows(node.child())),
+                reads=digest_of(self._texts.of_rows(node)),
+                is_ambiguous=_are_twice(says.values()),
                 within_watermark=within_watermark,
             )
         )
@@ -341,10 +345,11 @@ class _Cutting:
         catalyst, bounds = self._catalyst, bounds_of(self._catalyst, node)
         says = self._says(bounds.keys[0])
         other = [self._texts.of(key) for key in bounds.keys[1]]
-        inputs, names = [], []
+        inputs, names, is_ambiguous = [], [], False
         for side, letter in enumerate("lr"):
             child = items(node.children())[side]
             named = self._named_columns(items(child.output()))
+            is_ambiguous |= _are_twice(self._texts.of(attribute) for attribute in named.values())
             columns = [catalyst.named(_value(key), name) for name, key in zip(says, bounds.keys[side], strict=True)]
             columns += [catalyst.named(attribute, f"{letter}_{name}") for name, attribute in named.items()]
             time = bounds.times[side]
@@ -359,6 +364,7 @@ class _Cutting:
                 keys=tuple(says),
                 says={name: f"{text} = {right}" for (name, text), right in zip(says.items(), other, strict=True)},
                 reads=digest_of(self._texts.of_rows(node)),
+                is_ambiguous=_are_twice(says.values()) or is_ambiguous,
                 right_keys=tuple(says),
                 how=bounds.how,
                 lower_us=bounds.lower_us,
@@ -385,7 +391,8 @@ class _Cutting:
                 name=self._aliases.of(node) or _named("processor", says.values(), code.keys),
                 keys=tuple(says),
                 says=says,
-                reads=digest_of(self._texts.of_rows(node.child())),
+                reads=digest_of(self._texts.of_rows(node)),
+                is_ambiguous=_are_twice(says.values()),
                 processor=code.processor,
                 output_schema=catalyst.schema_of(attributes),
                 is_pandas=code.is_pandas,
@@ -470,6 +477,11 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
         taken.add(made.lower())
         found.append(made)
     return tuple(found)
+
+
+def _are_twice(texts: Iterable[str]) -> bool:
+    found = list(texts)
+    return len(set(found)) < len(found)
 
 
 def _line(node: Any) -> str:

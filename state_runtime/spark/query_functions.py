@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidPipeline
@@ -50,6 +50,18 @@ class MadeCall:
     call: Called
     arguments: Mapping[str, Any]
     result: Any
+
+    def renamed(self, name: str) -> MadeCall:
+        """Return the same call under another name."""
+        if name == self.name:
+            return self
+        names = {old: f"{name}_{place}" for place, old in enumerate(self.arguments)}
+        call = replace(
+            self.call,
+            column=names.get(self.call.column or ""),
+            by=names.get(self.call.by or ""),
+        )
+        return MadeCall(name, call, {names[old]: each for old, each in self.arguments.items()}, self.result)
 
 
 def made_call(catalyst: Catalyst, texts: Texts, expression: Any) -> MadeCall:

@@ -48,6 +48,7 @@ class Stateful:
         keys: its key columns.
         says: the expression of each key, down to the columns of sources: another one is another state.
         reads: digest of all that its rows come from and go through.
+        is_ambiguous: several of its keys or columns in state say the same, so that only their order tells them apart.
     """
 
     inputs: tuple[int, ...]
@@ -55,6 +56,7 @@ class Stateful:
     keys: tuple[str, ...]
     says: Mapping[str, str]
     reads: str
+    is_ambiguous: bool
 
 
 @dataclass(frozen=True)

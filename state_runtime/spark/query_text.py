@@ -47,6 +47,7 @@ class Texts:
         self._source = source
         self._expressions: dict[int, list[Any]] = {}
         self._known: dict[int, str] = {}
+        self._grouped: dict[int, list[Any]] = {}  # of columns that a GROUP BY computes, its keys
         self._open: set[int] = set()
         self._collect(plan)
 
@@ -54,20 +55,28 @@ class Texts:
         """Return what an expression says; long texts end in a digest of all."""
         if kind_of(expression) == "Alias":
             return self.of(expression.child())
-        if kind_of(expression) == "AttributeReference":
+        if _is_column(expression):
             return self._of_column(expression)
         text = str(self._catalyst.with_leaves(expression, self._spelled).sql()).replace("`", "")
         return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}… {digest_of(text)}"
 
     def of_rows(self, plan: Any) -> str:
-        """Return what a plan's rows come from and go through."""
-        own = [self.of(expression) for expression in items(plan.expressions())]
-        source = self._source(plan)
-        below = [self.of_rows(child) for child in items(plan.children())]
-        return f"{kind_of(plan)}({source or ''}; {', '.join(own)}; {', '.join(below)})"
+        """Return what a plan's rows come from and go through. Columns that say the same have numbers in it, by the order
+        in which the plan makes them."""
+        return self._rows(plan, {})
+
+    def _rows(self, plan: Any, numbers: dict[int, int]) -> str:
+        below = [self._rows(child, numbers) for child in items(plan.children())]
+        for attribute in items(plan.output()):
+            numbers.setdefault(id_of(attribute), len(numbers))
+        own = [
+            f"{self.of(each)} of {[numbers.get(id_of(a)) for a in items(each.collectLeaves()) if _is_column(a)]}"
+            for each in items(plan.expressions())
+        ]
+        return f"{kind_of(plan)}({self._source(plan) or ''}; {', '.join(own)}; {', '.join(below)})"
 
     def _spelled(self, node: Any) -> Any:
-        if kind_of(node) != "AttributeReference":
+        if not _is_column(node):
             return None
         return node.withName(self._of_column(node)).withQualifier(self._catalyst.sequence([]))
 
@@ -82,6 +91,8 @@ class Texts:
         texts = list(dict.fromkeys(self.of(expression) for expression in made))
         self._open.discard(number)
         text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+        if number in self._grouped:
+            text = f"{text} by ({', '.join(self.of(key) for key in self._grouped[number])})"
         if any(attribute.metadata().contains(mark) for mark in _WINDOWS) and "precisetimestampconversion" in text:
             text = _window(made, text, self)
         self._known[number] = text
@@ -95,10 +106,17 @@ class Texts:
             for attribute in items(node.output()):
                 self._known.setdefault(id_of(attribute), f"{name or 'table'}.{attribute.name()}")
         kind = kind_of(node)
+        keys = items(node.groupingExpressions()) if kind == "Aggregate" else []
         for number, expressions in _MADE.get(kind, _aliases)(node).items():
             self._expressions.setdefault(number, expressions)
+            if kind == "Aggregate" and any(map(self._catalyst.is_aggregated, expressions)):
+                self._grouped.setdefault(number, keys)
         for child in children:
             self._collect(child)
+
+
+def _is_column(node: Any) -> bool:
+    return kind_of(node) == "AttributeReference"
 
 
 def _window(made: list[Any], text: str, texts: Texts) -> str:

@@ -500,8 +500,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "query-numbered-by-what-they-read",
         "state_runtime/pipeline/query.py",
-        "if naming.wanted[part.name] > 1 else {}",
-        "if False else {}",
+        "is_unsure = naming.wanted[part.name] > 1 or part.is_ambiguous",
+        "is_unsure = part.is_ambiguous",
         f"{_OF_SPARK}test_operators_that_only_a_number_tells_apart_are_not_matched_on_doubt",
     ),
     Guard(

@@ -163,6 +163,18 @@ def timed_out(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[
     yield pd.DataFrame({"customer": [], "n": [], "late": []}).astype({"customer": "int64", "n": "int64", "late": bool})
 
 
+def same_columns(spark: SparkSession, root: Path, summed: list[str]) -> DataFrame:
+    """A window joined with itself, and sums of columns of both sides: by what they say they cannot be told apart."""
+
+    def counts() -> DataFrame:
+        # One frame on both sides never closes the windows of one of them in Spark 4.3.
+        by = [F.window("at", "10 seconds").alias("w"), F.col("customer")]
+        return stream(spark, root, "orders").groupBy(*by).agg(F.count("*").alias("n"), F.sum("amount").alias("s"))
+
+    both = counts().alias("x").join(counts().alias("y"), F.expr("x.w = y.w AND x.customer < y.customer"))
+    return both.groupBy("x.w").agg(*(F.sum(name).alias(f"f{place}") for place, name in enumerate(summed)))
+
+
 def queries(root: Path) -> dict[str, tuple[str, Query]]:
     """Output mode and query, by name."""
     near = "o.order = p.order AND paid_at >= at - INTERVAL 5 SECONDS AND paid_at <= at + INTERVAL 12 SECONDS"
@@ -253,6 +265,7 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
                 payments(spark).groupBy(F.window("paid_at", "10 seconds").alias("w2"), (F.col("order") % 20).alias("c2"))
                 .agg(F.sum("paid").alias("s")), F.expr("w = w2 AND customer = c2 AND n < s"))
         )),
+        "columns that say the same": ("append", lambda spark: same_columns(spark, root, ["x.n", "y.n", "x.s", "y.s"])),
         "the most of each window (NEXMark 5)": ("append", by_sql(root, (
             f"SELECT A.customer, A.n FROM ({windowed}) A JOIN (SELECT max(n) AS m, w FROM ({windowed}) GROUP BY w) B "
             "ON A.w = B.w AND A.n >= B.m"

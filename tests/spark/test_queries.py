@@ -20,7 +20,19 @@ from state_runtime.spark.internals import INTERNALS, Internal
 from tests.job_settings import job_settings
 
 from ..refusal import everything_refused
-from .plain_queries import ONCE, Batches, Dated, Query, by_sql, plain_job, queries, sparks, stream, write_rows
+from .plain_queries import (
+    ONCE,
+    Batches,
+    Dated,
+    Query,
+    by_sql,
+    plain_job,
+    queries,
+    same_columns,
+    sparks,
+    stream,
+    write_rows,
+)
 from .test_branches import jobs_of
 
 pytestmark = pytest.mark.spark
@@ -282,6 +294,14 @@ def test_operators_that_only_a_number_tells_apart_are_not_matched_on_doubt(spark
     ran(spark, tmp_path, beside(tmp_path, low, high), [], 3)
     swapped = {"window-customer": "window-customer-2", "window-customer-2": "window-customer"}
     plain_job(tmp_path, beside(tmp_path, high, low), "append", [], names=swapped).run(spark, trigger=ONCE)
+
+
+def test_columns_that_say_the_same_are_not_exchanged(spark: SparkSession, tmp_path: Path) -> None:
+    """Sums over both sides of a join of a stream with itself: only their order tells them apart."""
+    ran(spark, tmp_path, lambda spark: same_columns(spark, tmp_path, ["x.n", "y.n"]), [], 0)
+    with pytest.raises(InvalidPipeline, match="several of its columns say the same"):
+        ran(spark, tmp_path, lambda spark: same_columns(spark, tmp_path, ["y.n", "x.n"]), [], 3)
+    ran(spark, tmp_path, lambda spark: same_columns(spark, tmp_path, ["x.n", "y.n"]), [], 3)
 
 
 # --- names, sources, refusals --------------------------------------------------------------------------------------
