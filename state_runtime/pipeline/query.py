@@ -275,4 +275,12 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
 
 def _aggregate(called: Called) -> Aggregate:
     limit = COLLECT_LIMIT_MAX if called.function == "collect" else 0
-    return Aggregate(called.function, called.column, called.ignore_nulls, limit, by=called.by, told=called.text)
+    return Aggregate(
+        function=called.function,
+        column=called.column,
+        ignore_nulls=called.ignore_nulls,
+        limit=limit,
+        rsd=called.rsd,
+        by=called.by,
+        told=called.text,
+    )

@@ -31,6 +31,7 @@ _FUNCTIONS: Final[Mapping[str, str]] = {
     "VariancePop": "variance_pop",
     "BoolOr": "any",
     "BoolAnd": "every",
+    "HyperLogLogPlusPlus": "count_distinct_approx",
 }
 _CHOOSING: Final = frozenset({"max_by", "min_by"})
 _ORDERED: Final = frozenset({"first", "last"})
@@ -92,8 +93,9 @@ def made_call(catalyst: Catalyst, texts: Texts, expression: Any) -> MadeCall:
         given = [catalyst.where(condition, each) for each in given or [catalyst.literal(True)]]
     if not given and name == "count":
         return MadeCall("count", Called(name, ""), {}, expression.resultAttribute())
-    column = "_".join(filter(None, (name, over, digest_of(f"{text} {ignores_nulls}"))))
+    rsd = float(function.relativeSD()) if name == "count_distinct_approx" else 0.0
+    column = "_".join(filter(None, (name, over, digest_of(f"{text} {ignores_nulls} {rsd or ''}".rstrip()))))
     arguments = {f"{column}_{place}": each for place, each in enumerate(given)}
     value, *by = arguments
-    call = Called(name, text, value, by[0] if by else None, ignores_nulls)
+    call = Called(name, text, value, by[0] if by else None, ignores_nulls, rsd)
     return MadeCall(column, call, arguments, expression.resultAttribute())

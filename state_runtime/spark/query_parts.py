@@ -66,6 +66,7 @@ class Called:
     Attributes:
         function: its name in `aggregates`.
         text: what it is called with, down to the columns of sources; "" for all rows.
+        rsd: of an approximate count the relative standard deviation.
     """
 
     function: str
@@ -73,6 +74,7 @@ class Called:
     column: str | None = None
     by: str | None = None
     ignore_nulls: bool = False
+    rsd: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
