@@ -216,8 +216,8 @@ class _Step:
         raise InvalidPipeline(
             f"{where}: several operators of the query have this name but for a number, or had in {self._snapshot}, or "
             "several of its columns say the same; and what it reads has changed since: it is not sure which state is "
-            f'whose. Give each operator a name of its own, .alias("…") on its frame or its subquery, or {rename}; or set '
-            "the query back"
+            f'whose. Give each operator a name of its own, .alias("…") on its frame or its subquery, or {rename}; or '
+            "set the query back"
         )
 
     def _check_functions(self, old: OperatorEntry, new: OperatorEntry, where: str) -> None:

@@ -97,5 +97,5 @@ def made_call(catalyst: Catalyst, texts: Texts, expression: Any) -> MadeCall:
     column = "_".join(filter(None, (name, over, digest_of(f"{text} {ignores_nulls} {rsd or ''}".rstrip()))))
     arguments = {f"{column}_{place}": each for place, each in enumerate(given)}
     value, *by = arguments
-    call = Called(name, text, value, by[0] if by else None, ignores_nulls, rsd)
+    call = Called(name, text, value, by=by[0] if by else None, ignore_nulls=ignores_nulls, rsd=rsd)
     return MadeCall(column, call, arguments, expression.resultAttribute())

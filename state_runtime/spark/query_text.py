@@ -61,8 +61,8 @@ class Texts:
         return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}… {digest_of(text)}"
 
     def of_rows(self, plan: Any) -> str:
-        """Return what a plan's rows come from and go through. Columns that say the same have numbers in it, by the order
-        in which the plan makes them."""
+        """Return what a plan's rows come from and go through. Its columns are numbered in the plan's order, since some
+        say the same."""
         return self._rows(plan, {})
 
     def _rows(self, plan: Any, numbers: dict[int, int]) -> str:
