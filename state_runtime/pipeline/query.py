@@ -62,23 +62,25 @@ class SqlQuery:
         return "sql"
 
     def __call__(self, spark: SparkSession) -> DataFrame:
-        """Return its frame. The streams are views of the session only for this moment."""
+        """Return its frame. The streams are views of the session only for this moment: a view that has a name of theirs
+        is there again afterwards."""
+        views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
+        before = {name: spark.table(name) for name in self.streams if name in views}
         made: list[str] = []
         try:
             for name, source in self.streams.items():
-                if spark.catalog.tableExists(name):
-                    raise InvalidPipeline(
-                        f"sql(): the session has a table or view {name!r} already; give the stream another name"
-                    )
                 frame = source(spark) if callable(source) else source
                 if not isinstance(frame, DataFrame):
                     raise InvalidPipeline(f"sql(): {name} must be a DataFrame, or a function that makes one")
-                frame.createTempView(name)
+                frame.createOrReplaceTempView(name)
                 made.append(name)
             return spark.sql(self.text)
         finally:
             for name in made:
-                spark.catalog.dropTempView(name)
+                if name in before:
+                    before[name].createOrReplaceTempView(name)
+                else:
+                    spark.catalog.dropTempView(name)
 
 
 def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:

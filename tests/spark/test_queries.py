@@ -61,6 +61,8 @@ def settings_of_queries(spark: SparkSession) -> Iterator[None]:
     yield
     for name, value in before.items():
         spark.conf.set(name, str(value))
+    for view in ("orders", "payments"):
+        spark.catalog.dropTempView(view)
 
 
 @pytest.mark.parametrize("name", IN_EACH_RUN)
@@ -391,12 +393,17 @@ def test_sql_over_named_streams_leaves_no_view_behind(spark: SparkSession, tmp_p
     job.run(spark, trigger=ONCE)
     assert sum(map(len, rows)) > 1
     assert not spark.catalog.tableExists("bids")
-    spark.range(1).createOrReplaceTempView("taken")
+
+
+def test_a_view_that_has_the_name_of_a_stream_is_there_again(spark: SparkSession, tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1))
+    spark.range(7).createOrReplaceTempView("taken")
     job = StreamingJob("plain", store=str(tmp_path / "store"))
-    job.sql("SELECT * FROM taken", taken=lambda spark: stream(spark, tmp_path, "orders")).write(foreach_epoch(print))
-    with pytest.raises(InvalidPipeline, match="a table or view 'taken' already"):
-        job.run(spark, trigger=ONCE)
-    assert spark.catalog.tableExists("taken")
+    job.sql("SELECT amount FROM taken", taken=lambda spark: stream(spark, tmp_path, "orders")).write(
+        foreach_epoch(print)
+    )
+    job.plan().expanded(spark)
+    assert spark.table("taken").count() == 7
     spark.catalog.dropTempView("taken")
 
 
