@@ -7,36 +7,23 @@ and by the clock. Prints one table and writes benchmarks/results/branches.json.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from benchmarks.engines import COMMON_CONF, set_up_python
-from benchmarks.measure import new_console
-from benchmarks.report import Figure, Report, Target, describe_machine, median, render_table, usable_cores, write_json
+from benchmarks.epochs import Taken, Turns, report_epochs
+from benchmarks.report import Figure, Target, median, usable_cores
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from state_runtime import StreamingJob
 
-    from state_runtime import Progress, StreamingJob
+__all__ = ["app"]
 
-__all__ = ["EpochWatch", "Taken", "app", "report_epochs"]
-
-RESULTS = Path(__file__).parent / "results"
 KINDS = ("first", "second", "both")
-WARM = 15
-"""Epochs of a turn that do not count: plans are learnt, Java compiles."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -51,50 +38,7 @@ def main(
 
     Example: [b]python -m benchmarks.branches --rows 1000[/b]
     """
-    report_epochs("branches", rows, epochs, turns, _measured, _figures)
-
-
-def report_epochs(
-    name: str,
-    rows: list[int] | None,
-    epochs: int,
-    turns: int,
-    measured: Callable[[SparkSession, int, int, int], Mapping[str, Taken]],
-    figures: Callable[[int, Mapping[str, Taken]], list[Figure]],
-) -> None:
-    """Measure epochs of several jobs in one session; print the table and write the results.
-
-    Args:
-        rows: of an epoch; one measurement for each.
-        measured: takes rows, epochs and turns, and returns what the epochs of each job took.
-        figures: of one measurement, by its rows.
-    """
-    set_up_python()
-    from state_runtime.spark.session import build_session
-
-    spark = build_session(name, master=f"local[{usable_cores()}]", conf=COMMON_CONF)
-    found: list[Figure] = []
-    samples: dict[str, Any] = {}
-    try:
-        for count in rows or [1_000, 100_000]:
-            taken = measured(spark, count, epochs, turns)
-            samples[str(count)] = {kind: {"ms": t.ms, "cpu_ms": t.cpu_ms} for kind, t in taken.items()}
-            found += figures(count, taken)
-    finally:
-        spark.stop()
-    settings = {"rows": rows, "epochs": epochs, "turns": turns, "all": COMMON_CONF}
-    made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    report = Report(name, made_at, tuple(found), describe_machine(), settings, samples)
-    new_console().print(render_table(report))
-    write_json(report, RESULTS / f"{name}.json")
-
-
-@dataclass
-class Taken:
-    """What each epoch took, by the clock and of the processor."""
-
-    ms: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
+    report_epochs("branches", rows, Turns(epochs, turns, KINDS, _job, _write), _figures)
 
 
 def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
@@ -109,56 +53,8 @@ def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
     return found
 
 
-def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
-    """The epochs of each job, without those that warm it up."""
-    found: dict[str, Taken] = defaultdict(Taken)
-    with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
-        root = Path(folder)
-        _write(root / "in", rows, WARM + epochs)
-        for turn in range(turns):
-            for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
-                watch = EpochWatch(found[kind], WARM)
-                _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
-                for left in ("store", "local", "out"):
-                    shutil.rmtree(root / left, ignore_errors=True)
-    return found
-
-
-class EpochWatch:
-    """Times epochs from one to the next.
-
-    Args:
-        warm: how many do not count.
-    """
-
-    def __init__(self, taken: Taken, warm: int) -> None:
-        self._taken = taken
-        self._left = warm
-        self._before = (time.perf_counter(), _cpu_s())
-
-    def __call__(self, progress: Progress) -> None:
-        now = (time.perf_counter(), _cpu_s())
-        if self._left <= 0 and progress.input_rows:
-            self._taken.ms.append((now[0] - self._before[0]) * 1000)
-            self._taken.cpu_ms.append((now[1] - self._before[1]) * 1000)
-        self._left -= 1
-        self._before = now
-
-
-def _cpu_s() -> float:
-    """Of this process and all below it, those that have ended included."""
-    used = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        used += times.user + times.system + times.children_user + times.children_system
-    return used
-
-
-def _write(folder: Path, rows: int, files: int) -> None:
+def _write(root: Path, rows: int, files: int) -> None:
+    folder = root / "in"
     folder.mkdir()
     for number in range(files):
         ids = pa.array(range(number * rows, (number + 1) * rows), pa.int64())

@@ -8,18 +8,15 @@ Prints one table and writes benchmarks/results/queries.json.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.branches import EpochWatch, Taken, report_epochs
-from benchmarks.report import Figure, Target, median, usable_cores
-from benchmarks.sources import WARM, write_minutes
+from benchmarks.epochs import Taken, Turns, figures_of_pairs, kinds_of, report_epochs
+from benchmarks.report import Figure, Target, usable_cores
+from benchmarks.sources import write_minutes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,32 +45,15 @@ def main(
 
     Example: [b]python -m benchmarks.queries --rows 1000[/b]
     """
-    report_epochs("queries", rows, epochs, turns, _measured, _figures)
+    report_epochs("queries", rows, Turns(epochs, turns, kinds_of(PAIRS), _job, _write), _figures)
 
 
 def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
-    found = []
-    for title, (ours, other) in PAIRS.items():
-        for what, name, target in (("cpu_ms", "processor", Target("<=", 1.05)), ("ms", "clock", None)):
-            mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
-            found.append(Figure(f"{rows:,} rows: {title}, {name}", "ms", mine, theirs, target))
-    return found
+    return figures_of_pairs(PAIRS, rows, taken, Target("<=", 1.05))
 
 
-def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
-    """The epochs of each job, without those that warm it up."""
-    found: dict[str, Taken] = defaultdict(Taken)
-    kinds = list(dict.fromkeys(kind for pair in PAIRS.values() for kind in pair))
-    with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
-        root = Path(folder)
-        write_minutes(root / "in", rows, WARM + epochs)
-        for turn in range(turns):
-            for kind in kinds if turn % 2 == 0 else reversed(kinds):
-                watch = EpochWatch(found[kind], WARM)
-                _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
-                for left in ("store", "local", "out"):
-                    shutil.rmtree(root / left, ignore_errors=True)
-    return found
+def _write(root: Path, rows: int, files: int) -> None:
+    write_minutes(root / "in", rows, files)
 
 
 def _job(root: Path, kind: str) -> StreamingJob:

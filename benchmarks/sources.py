@@ -8,9 +8,6 @@ Prints one table and writes benchmarks/results/sources.json.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from benchmarks.branches import EpochWatch, Taken, report_epochs
-from benchmarks.report import Figure, median, usable_cores
+from benchmarks.epochs import Taken, Turns, figures_of_pairs, kinds_of, report_epochs
+from benchmarks.report import Figure, usable_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,9 +30,6 @@ PAIRS = {
     "two named sources / united in read()": ("named", "in-read"),
     "join behind a step / of sources alone": ("join-anywhere", "join-of-sources"),
 }
-WARM = 15
-"""Epochs of a turn that do not count: plans are learnt, Java compiles."""
-
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
@@ -49,33 +43,16 @@ def main(
 
     Example: [b]python -m benchmarks.sources --rows 1000[/b]
     """
-    report_epochs("sources", rows, epochs, turns, _measured, _figures)
+    report_epochs("sources", rows, Turns(epochs, turns, kinds_of(PAIRS), _job, _write), _figures)
 
 
 def _figures(rows: int, taken: Mapping[str, Taken]) -> list[Figure]:
-    found = []
-    for title, (ours, other) in PAIRS.items():
-        for what, name in (("cpu_ms", "processor"), ("ms", "clock")):
-            mine, theirs = (median(getattr(taken[kind], what)) for kind in (ours, other))
-            found.append(Figure(f"{rows:,} rows: {title}, {name}", "ms", mine, theirs))
-    return found
+    return figures_of_pairs(PAIRS, rows, taken)
 
 
-def _measured(spark: SparkSession, rows: int, epochs: int, turns: int) -> Mapping[str, Taken]:
-    """The epochs of each job, without those that warm it up."""
-    found: dict[str, Taken] = defaultdict(Taken)
-    kinds = [kind for pair in PAIRS.values() for kind in pair]
-    with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
-        root = Path(folder)
-        for name in ("left", "right"):
-            write_minutes(root / name, rows // 2, WARM + epochs)
-        for turn in range(turns):
-            for kind in kinds if turn % 2 == 0 else reversed(kinds):
-                watch = EpochWatch(found[kind], WARM)
-                _job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
-                for left in ("store", "local", "out"):
-                    shutil.rmtree(root / left, ignore_errors=True)
-    return found
+def _write(root: Path, rows: int, files: int) -> None:
+    for name in ("left", "right"):
+        write_minutes(root / name, rows // 2, files)
 
 
 def write_minutes(folder: Path, rows: int, files: int) -> None:

@@ -37,7 +37,7 @@ def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonO
     found = job_or_only(spec, job)
     plan = build_job(found, spec.file.parent).plan()
     if plan.has_queries:
-        plan = plan_with_spark(found, spec.file.parent)
+        plan = plan_with_spark(found, plan)
     graph = plan.graph
     try:
         newest = catalog_of(found).latest()

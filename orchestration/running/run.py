@@ -302,15 +302,15 @@ def _end_session(session: SparkSession) -> None:
         _LOG.info("the session went with Spark's Java process")
 
 
-def plan_with_spark(spec: JobSpec, folder: Path) -> JobPlan:
-    """Return a job's plan with the nodes of its queries, for which Spark is started, and stopped again; no row is read.
+def plan_with_spark(spec: JobSpec, plan: JobPlan) -> JobPlan:
+    """Return a job's plan with the nodes of its queries, for which Spark is started, and stopped again; no row is
+    read."""
+    from state_runtime.spark.session import build_session
 
-    Args:
-        folder: as of `build_job`.
-    """
-    session, job = _session_and_job(spec, folder, _session_of(spec, is_submitted=False), stderr=None)
+    master, conf = _session_of(spec, is_submitted=False)
+    session = build_session(spec.name, master, conf)
     try:
-        return job.plan().expanded(session)
+        return plan.expanded(session)
     finally:
         _end_session(session)
 

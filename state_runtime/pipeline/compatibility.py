@@ -205,6 +205,11 @@ class _Step:
         """
         if old.says == new.says or not old.says:
             return
+        if not new.says:
+            raise InvalidPipeline(
+                f"{where}: it is written in steps now, and is an operator of a query in {self._snapshot}, whose "
+                f"columns have names of their own. {_NEW_UID}"
+            )
         keys = [", ".join(text for name, text in sorted(entry.says.items()) if name) for entry in (new, old)]
         rename = f'query(…, names={{"{self._uid}": "another-name"}})'
         if keys[0] != keys[1]:

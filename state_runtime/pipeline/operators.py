@@ -22,7 +22,7 @@ from state_runtime.pipeline.graph import OperatorNode, Port
 from state_runtime.pipeline.key_names import way_to_key
 from state_runtime.pipeline.odd_times import hour_that_comes_twice
 from state_runtime.pipeline.spark_settings import SessionSettings
-from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
+from state_runtime.pipeline.watermark import LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator, plan_interval_join
@@ -36,6 +36,7 @@ from state_runtime.processors.user.handle import DeclaringHandle, check_state_na
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
 from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
+from state_runtime.spark.columns import DELAY_METADATA
 from state_runtime.spark.sql import ddl
 from state_runtime.state.table import StateSchema, Time
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.base.usercode import raised_by_user, step_at
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, QueryNode, SegmentNode, SourceNode
 from state_runtime.pipeline.operators import (
     AggregateStep,
@@ -26,7 +26,7 @@ from state_runtime.pipeline.operators import (
     ProcessorStep,
     WindowStep,
 )
-from state_runtime.pipeline.sources import Source
+from state_runtime.pipeline.sources import Source, streaming_frame
 from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
 from state_runtime.processors.declared.windows import session
 from state_runtime.snapshot.paths import check_uid
@@ -64,8 +64,12 @@ class SqlQuery:
     def __call__(self, spark: SparkSession) -> DataFrame:
         """Return its frame. The streams are views of the session only for this moment: a view that has a name of theirs
         is there again afterwards."""
-        views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
-        before = {name: spark.table(name) for name in self.streams if name in views}
+        catalog = spark.catalog
+        before = {
+            name: spark.table(name)
+            for name in self.streams
+            if catalog.tableExists(name) and catalog.getTable(name).isTemporary
+        }
         made: list[str] = []
         try:
             for name, source in self.streams.items():
@@ -80,7 +84,7 @@ class SqlQuery:
                 if name in before:
                     before[name].createOrReplaceTempView(name)
                 else:
-                    spark.catalog.dropTempView(name)
+                    catalog.dropTempView(name)
 
 
 def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:
@@ -168,10 +172,10 @@ def _moved(node: Node, places: Mapping[int, int]) -> Node:
 
 
 def _parts(spark: SparkSession, job: str, node: QueryNode) -> tuple[Part, ...]:
-    frame = _frame(spark, job, node)
+    frame = streaming_frame(spark, job, node.query, "query()")
     try:
         return cut_query(frame, node.output_mode, node.names)
-    except (AnalysisException, InvalidPipeline) as error:
+    except (PySparkException, InvalidPipeline) as error:
         raise _refused(job, error) from error
 
 
@@ -181,14 +185,14 @@ def _nodes(node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int) 
     Args:
         first: the index that the first of them gets.
     """
-    sources = {part.name: naming.source(part.name) for part in parts if isinstance(part, Read)}
-    known = set(node.names.values()) & sources.keys()
+    wanted = [part.name for part in parts if isinstance(part, Read)]
+    sources = [naming.source(name) for name in wanted]
+    names = iter(sources)
     operators: list[str] = []
     nodes: list[Node] = []
     for part in parts:
         if isinstance(part, Read):
-            clock_with = frozenset(sources.values())
-            nodes.append(SourceNode(sources[part.name], part.frame, at=node.at, clock_with=clock_with))
+            nodes.append(SourceNode(next(names), part.frame, at=node.at, clock_with=frozenset(sources)))
         elif isinstance(part, Rows):
             inputs = tuple(Edge(first + index) for index in part.inputs)
             nodes.append(SegmentNode(inputs, QueryStep(part.function, part.name), at=node.at))
@@ -198,31 +202,13 @@ def _nodes(node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int) 
             is_unsure = naming.wanted[part.name] > 1 or part.is_ambiguous
             says = {**part.says, **({INPUT: part.reads} if is_unsure else {})}
             nodes.append(_operator(part, uid, says, node, first))
-    unknown = [name for name, wanted in node.names.items() if name not in operators and wanted not in known]
+    unknown = [name for name, other in node.names.items() if name not in operators and other not in wanted]
     if unknown:
         raise InvalidPipeline(
             f"query(): names has {unknown[0]!r}, and the query has the operators {', '.join(operators) or 'none'} and "
             f"the sources {', '.join(sources)}"
         )
     return nodes
-
-
-def _frame(spark: SparkSession, job: str, node: QueryNode) -> DataFrame:
-    frame = node.query
-    if callable(frame):
-        try:
-            frame = frame(spark)
-        except StillstateError:
-            raise
-        except Exception as error:
-            raise UserCodeError(
-                f"job {job!r}: {node.name}, given to query(), raised {raised_by_user(error)}"
-            ) from error
-    if not isinstance(frame, DataFrame) or not frame.isStreaming:
-        raise InvalidPipeline(
-            f"job {job!r}: query() needs a streaming DataFrame, or a function that returns one, as before .writeStream"
-        )
-    return frame
 
 
 def _refused(job: str, error: Exception) -> InvalidPipeline:

@@ -44,6 +44,7 @@ __all__ = [
     "Source",
     "cleans_up",
     "open_sources",
+    "streaming_frame",
     "unrepeatable_source",
     "unwatched",
     "warn_of_files_passed_over",
@@ -310,6 +311,21 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
 
 
 def _frame(spark: SparkSession, job: str, source: Source) -> DataFrame:
+    frame = streaming_frame(spark, job, source, "read()")
+    refuse_stateful(frame, job)
+    return frame
+
+
+def streaming_frame(spark: SparkSession, job: str, source: Source, method: str) -> DataFrame:
+    """Return the frame that the user's function makes, or the user's frame itself.
+
+    Args:
+        method: of the job that it was given to, for messages.
+
+    Raises:
+        InvalidPipeline: it is not a streaming frame, or Spark does not have its format.
+        UserCodeError: the function raised.
+    """
     if isinstance(source, DataFrame):
         frame = source
     else:
@@ -318,14 +334,13 @@ def _frame(spark: SparkSession, job: str, source: Source) -> DataFrame:
         except StillstateError:
             raise
         except Exception as error:
-            raise _of_read(job, error) from error
+            raise _of_function(job, method, error) from error
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
-        raise InvalidPipeline(f"job {job!r}: read() needs a streaming DataFrame (spark.readStream…)")
-    refuse_stateful(frame, job)
+        raise InvalidPipeline(f"job {job!r}: {method} needs a streaming DataFrame (spark.readStream…)")
     return frame
 
 
-def _of_read(job: str, error: Exception) -> StillstateError:
+def _of_function(job: str, method: str, error: Exception) -> StillstateError:
     """Return the typed error for an exception of the user's function: a missing source, or a fault of the function; for
     a Java exception the root cause comes first."""
     if _NO_KAFKA in str(error):
@@ -334,7 +349,8 @@ def _of_read(job: str, error: Exception) -> StillstateError:
     if is_typed(typed):
         return typed
     chain = chain_of(error)
-    return UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {root_first(chain) if chain else error}")
+    told = root_first(chain) if chain else error
+    return UserCodeError(f"job {job!r}: {method} raised {type(error).__name__}: {told}")
 
 
 def _watermarks(

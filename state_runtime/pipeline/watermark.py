@@ -23,10 +23,10 @@ from pyspark.sql import types as T
 from state_runtime.pipeline.graph import is_given
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
+from state_runtime.spark.columns import DELAY_METADATA
 from state_runtime.spark.watermarks import WatermarkNode
 
 __all__ = [
-    "DELAY_METADATA",
     "END_OF_TIME_MS",
     "LATENESS_METADATA",
     "ClockInputs",
@@ -37,9 +37,6 @@ __all__ = [
     "watermark_columns",
     "watermarks_of_inputs",
 ]
-
-DELAY_METADATA = "spark.watermarkDelayMs"
-"""Metadata of a column that carries event time: the allowed delay."""
 
 LATENESS_METADATA = "stillstate.allowedLatenessUs"
 """Metadata of a column that carries event time: how long after the watermark has passed its time a row may arrive."""

@@ -13,12 +13,10 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_session, kind_of, object_of
+from state_runtime.spark.columns import DELAY_METADATA
+from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_context, java_session, kind_of, object_of
 
-__all__ = ["DELAY", "WINDOW_END", "WINDOW_START", "Catalyst", "id_of", "is_marked", "is_window"]
-
-DELAY: Final = "spark.watermarkDelayMs"
-"""Metadata of a column that carries event time."""
+__all__ = ["WINDOW_END", "WINDOW_START", "Catalyst", "id_of", "is_marked", "is_window"]
 
 WINDOW_START: Final = 0
 WINDOW_END: Final = 1
@@ -39,7 +37,7 @@ class Catalyst:
         self._expressions = self._package.expressions
         self._to_sequence = jvm.PythonUtils.toSeq
         self._some = jvm.scala.Some
-        self.none = object_of(jvm.scala, "None")
+        self._none = object_of(jvm.scala, "None")
         self._nothing = self._to_sequence([])
         self._literals = object_of(self._expressions, "Literal")
         self._names = object_of(self._expressions, "NamedExpression")
@@ -47,10 +45,6 @@ class Catalyst:
         self._unmarked = self._metadata().build()
         self._execution = jvm.org.apache.spark.sql.execution
         self._unpartitioned = self._package.plans.physical.UnknownPartitioning(0)
-        self._no_rows = spark.sparkContext.emptyRDD()
-        self._empty = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
-            self._java.sparkContext()
-        ).emptyRDD()
 
     def sequence(self, of: Sequence[Any]) -> Any:
         """Return a Scala sequence."""
@@ -88,11 +82,12 @@ class Catalyst:
         def without(node: Any) -> Any:
             if kind_of(node) not in _TABLES or node.isStreaming():
                 return None
+            rows = java_context(self._spark.sparkContext).emptyRDD().rdd()
+            none, nothing = self._none, self._nothing
             leaf = self._execution.LogicalRDD(
-                node.output(), self._empty.rdd(), self._unpartitioned, self._nothing, False, self.none, self._java,
-                self.none, self.none, False,
-            )  # fmt: skip
-            tables[int(leaf.rdd().id())] = node
+                node.output(), rows, self._unpartitioned, nothing, False, none, self._java, none, none, False
+            )
+            tables[int(rows.id())] = node
             return leaf
 
         def back(node: Any) -> Any:
@@ -138,7 +133,7 @@ class Catalyst:
         """
         metadata = self._unmarked
         if marked is not None:
-            metadata = self._metadata().putLong(DELAY, marked.metadata().getLong(DELAY)).build()
+            metadata = self._metadata().putLong(DELAY_METADATA, marked.metadata().getLong(DELAY_METADATA)).build()
         alias = self._expressions.Alias
         return alias(expression, name, self._names.newExprId(), self._nothing, self._some(metadata), self._nothing)
 
@@ -150,7 +145,7 @@ class Catalyst:
 
     def field_of(self, struct: Any, place: int) -> Any:
         """Return a field of a struct."""
-        return self._expressions.GetStructField(struct, place, self.none)
+        return self._expressions.GetStructField(struct, place, self._none)
 
     def window(self, start: Any, end: Any) -> Any:
         """Return the struct of a window's times; null if they are."""
@@ -178,18 +173,6 @@ class Catalyst:
             for each in attributes
         ]
         return T.StructType.fromJson({"type": "struct", "fields": fields})
-
-    def some(self, value: Any) -> Any:
-        """Return Scala's `Some`."""
-        return self._some(value)
-
-    def attributes(self, of: Any) -> Any:
-        """Return a set of attributes.
-
-        Args:
-            of: a Scala sequence.
-        """
-        return object_of(self._expressions, "AttributeSet").apply(of)
 
     def grouping_of(self, aggregate: Any) -> tuple[list[Any], list[Any], list[Any]] | None:
         """Return an aggregate's keys, its function calls, and the results made of them; None if Spark cannot tell."""
@@ -222,11 +205,9 @@ class Catalyst:
             other: the columns with event time of the other side.
         """
         helper = object_of(self._package.analysis, "StreamingJoinHelper")
+        columns = object_of(self._expressions, "AttributeSet")
         found = helper.getStateValueWatermark(
-            self.attributes(evicted),
-            self.attributes(self.sequence(other)),
-            self._some(condition),
-            self._some(watermark_ms),
+            columns.apply(evicted), columns.apply(self.sequence(other)), self._some(condition), self._some(watermark_ms)
         )
         return int(found.get()) if found.isDefined() else None
 
@@ -238,7 +219,7 @@ def id_of(attribute: Any) -> int:
 
 def is_marked(attribute: Any) -> bool:
     """Return whether a column carries event time."""
-    return bool(attribute.metadata().contains(DELAY))
+    return bool(attribute.metadata().contains(DELAY_METADATA))
 
 
 def is_window(attribute: Any) -> bool:

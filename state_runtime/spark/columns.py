@@ -1,8 +1,11 @@
-"""The internal columns beside a user's own in an epoch's plan; pure."""
+"""The internal columns beside a user's own in an epoch's plan, and Spark's mark of a column with event time; pure."""
 
 from __future__ import annotations
 
-__all__ = ["CONDITION_COLUMN", "HASH_COLUMN", "INITIAL_COLUMN", "SEQUENCE_COLUMN", "WAKE_SEQUENCE"]
+__all__ = ["CONDITION_COLUMN", "DELAY_METADATA", "HASH_COLUMN", "INITIAL_COLUMN", "SEQUENCE_COLUMN", "WAKE_SEQUENCE"]
+
+DELAY_METADATA = "spark.watermarkDelayMs"
+"""Metadata of a column that carries event time: the allowed delay."""
 
 HASH_COLUMN = "__stillstate_hash"
 SEQUENCE_COLUMN = "__stillstate_sequence"

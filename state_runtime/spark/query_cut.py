@@ -102,6 +102,33 @@ class _Edge:
     above: Callable[[Any], Any] | None = None
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A node of a stateless part, and those below it; known once, so that an epoch only puts plans together.
+
+    Attributes:
+        below: the nodes below it; () of a node that stays as it is, with all below it.
+        cut: which of the part's inputs stands in its place; None: it stays.
+        is_mark: it marks a column as event time.
+    """
+
+    node: Any
+    below: tuple[_Piece, ...] = ()
+    cut: int | None = None
+    is_mark: bool = False
+
+    def plan_on(self, catalyst: Catalyst, inputs: Sequence[Any]) -> Any:
+        """Return the same plan upon other inputs."""
+        if self.cut is not None:
+            return inputs[self.cut]
+        if not self.below:
+            return self.node
+        below = [piece.plan_on(catalyst, inputs) for piece in self.below]
+        if self.is_mark:
+            return _named_as(catalyst, below[0], items(self.node.output()))
+        return self.node.withNewChildren(catalyst.sequence(below))
+
+
 class _Cutting:
     """A plan that is being cut."""
 
@@ -114,15 +141,13 @@ class _Cutting:
         self._is_append = output_mode == "append"
         self._aliases = Aliases(analyzed)
         self._renamed = sources
-        self._names: list[str] = []  # of sources
         self._texts = Texts(catalyst, plan, self._name_of_leaf)
         self._parts: list[Part] = []
-        self._edges: list[tuple[Any, _Edge]] = []
+        self._read: list[tuple[Any, _Edge]] = []
         self._times: dict[int, str] = {}  # columns of processors that were marked as event time
 
     def parts(self) -> tuple[Part, ...]:
         """Cut the whole plan."""
-
         # The optimizer may have dropped the last names.
         self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output))
         return tuple(self._parts)
@@ -135,34 +160,40 @@ class _Cutting:
 
     def _rows(self, plan: Any, inner: Callable[[Any], Any]) -> int:
         """Add the stateless part of a plan, down to its cuts, with what `inner` computes of its rows."""
-        self._check(plan)
-        cuts = self._cuts(plan)
-        edges = [self._edge(node) for node in cuts]
-        catalyst = self._catalyst
+        edges: list[_Edge] = []
+        kinds: dict[str, None] = {}  # in order
+        piece, catalyst = self._piece(plan, edges, kinds), self._catalyst
 
         def rows(*frames: DataFrame) -> DataFrame:
-            leaves = iter(zip(edges, frames, strict=True))
+            adopted = [_adopted(catalyst, edge, frame) for edge, frame in zip(edges, frames, strict=True)]
+            return catalyst.frame(inner(piece.plan_on(catalyst, adopted)), frames[0].sparkSession)
 
-            def instead(node: Any) -> Any:
-                if kind_of(node) == _MARK:
-                    (child,) = items(node.children())
-                    below = catalyst.with_leaves(child, instead)
-                    return _named_as(catalyst, below, items(node.output()))
-                if not self._is_cut(node):
-                    return None
-                edge, frame = next(leaves)
-                return _adopted(catalyst, edge, frame)
+        return self._add(Rows(tuple(edge.part for edge in edges), ", ".join(kinds), rows))
 
-            return catalyst.frame(inner(catalyst.with_leaves(plan, instead)), frames[0].sparkSession)
+    def _piece(self, node: Any, edges: list[_Edge], kinds: dict[str, None]) -> _Piece:
+        """Return the stateless part of a plan from a node down; add its cuts, and the classes of its nodes.
 
-        return self._add(Rows(tuple(edge.part for edge in edges), ", ".join(self._kinds(plan)), rows))
-
-    def _kinds(self, node: Any) -> dict[str, None]:
-        """Return the classes of the nodes of a stateless part, uppermost first."""
-        if self._is_cut(node) or not node.isStreaming():
-            return {}
-        below = [kind for child in items(node.children()) for kind in self._kinds(child)]
-        return dict.fromkeys([kind_of(node), *below])
+        Raises:
+            InvalidPipeline: a node is neither known to be stateless nor a cut.
+        """
+        if not node.isStreaming():
+            return _Piece(node)
+        if self._is_cut(node):
+            edges.append(self._edge(node))
+            return _Piece(node, cut=len(edges) - 1)
+        kind = kind_of(node)
+        kinds[kind] = None
+        if kind == _MARK:
+            self._times[id_of(node.eventTime())] = str(node.eventTime().name())
+        elif kind == _WATERMARK:
+            raise InvalidPipeline(
+                f"withWatermark on {node.eventTime().name()!r} stands behind an operator with state; call it once, on "
+                "the stream that is read"
+            )
+        elif kind not in _STATELESS:
+            raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
+        below = tuple(self._piece(child, edges, kinds) for child in items(node.children()))
+        return _Piece(node, below, is_mark=kind == _MARK)
 
     def _is_cut(self, node: Any) -> bool:
         return self._is_stateful(node) or self._is_source(node)
@@ -183,47 +214,23 @@ class _Cutting:
     def _has_stateful(self, node: Any) -> bool:
         return self._is_stateful(node) or any(map(self._has_stateful, items(node.children())))
 
-    def _cuts(self, node: Any) -> list[Any]:
-        if self._is_cut(node):
-            return [node]
-        return [cut for child in items(node.children()) for cut in self._cuts(child)]
-
-    def _check(self, node: Any) -> None:
-        """Refuse nodes that are neither known to be stateless nor cut."""
-        if not node.isStreaming() or self._is_cut(node):
-            return
-        kind = kind_of(node)
-        if kind == _MARK:
-            self._times[id_of(node.eventTime())] = str(node.eventTime().name())
-        elif kind == _WATERMARK:
-            raise InvalidPipeline(
-                f"withWatermark on {node.eventTime().name()!r} stands behind an operator with state; call it once, on "
-                "the stream that is read"
-            )
-        elif kind not in _STATELESS:
-            raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
-        for child in items(node.children()):
-            self._check(child)
-
     # --- cuts ----------------------------------------------------------------------------------------------------
 
     def _edge(self, node: Any) -> _Edge:
         """Return what a cut gives. A stream that is read twice in the same way is read once: Spark would read it for
         both at different times."""
         attributes = tuple(items(node.output()))
-        for known, edge in self._edges:
-            if known is node:
-                return edge
-            if self._is_source(node) and node.sameResult(known):
-                return replace(edge, attributes=attributes)
-        edge = self._made(node, attributes)
-        self._edges.append((node, edge))
+        if not self._is_source(node):
+            return self._made(node, attributes)
+        same = next((edge for known, edge in self._read if node.sameResult(known)), None)
+        if same is not None:
+            return replace(same, attributes=attributes)
+        edge = self._source(node, attributes)
+        self._read.append((node, edge))
         return edge
 
     def _made(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
         kind = kind_of(node)
-        if self._is_source(node):
-            return self._source(node, attributes)
         if kind == "Aggregate":
             return self._aggregate(node)
         if kind in ("Deduplicate", "DeduplicateWithinWatermark"):
@@ -237,10 +244,8 @@ class _Cutting:
     def _source(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
         columns = _distinct([str(attribute.name()) for attribute in attributes])
         leaf = next(each for each in items(node.collectLeaves()) if each.isStreaming())
-        wanted = self._name_of_leaf(leaf) or ""
-        free = (wanted, *(f"{wanted}-{number}" for number in range(2, 10_000)))
-        self._names.append(next(name for name in free if name not in self._names))
-        return _Edge(self._add(Read(self._catalyst.frame(node).toDF(*columns), self._names[-1])), columns, attributes)
+        read = Read(self._catalyst.frame(node).toDF(*columns), self._name_of_leaf(leaf) or "")
+        return _Edge(self._add(read), columns, attributes)
 
     def _name_of_leaf(self, leaf: Any) -> str | None:
         """Return the name of the source that a leaf reads; None of a table. What is read twice has one name here."""
@@ -409,8 +414,9 @@ class _Cutting:
         """Return the texts of keys by the names of their columns."""
         texts = [self._texts.of(_value(key)) for key in keys]
         plain = [plain_name(text) for text in texts]
+        made = {f"{name}_{each}" for name in plain for each in _TIMES}  # of windows
         names = [
-            name if name and plain.count(name) == 1 else f"{name or 'key'}_{digest_of(text)}"
+            name if name and plain.count(name) == 1 and name not in made else f"{name or 'key'}_{digest_of(text)}"
             for name, text in zip(plain, texts, strict=True)
         ]
         return dict(zip(_distinct(names), texts, strict=True))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -22,6 +23,7 @@ from tests.job_settings import job_settings
 from ..refusal import everything_refused
 from .plain_queries import (
     ONCE,
+    ORDERS,
     Batches,
     Dated,
     Query,
@@ -285,6 +287,26 @@ def test_state_of_another_meaning_is_refused_before_a_row(spark: SparkSession, t
     assert len(told) > before
 
 
+def test_a_key_that_is_called_as_a_windows_time_is_is_a_key_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """A window is two columns in state; a source's column of that name beside it must not be lost under it."""
+    write_rows(tmp_path, range(3))
+    for path in (tmp_path / "orders").glob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.rename_columns(["window_end", *table.column_names[1:]]), path)
+    schema = ORDERS.replace("order", "window_end")
+
+    def query(spark: SparkSession) -> DataFrame:
+        rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "orders"))
+        return rows.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 seconds"), "window_end").count()
+
+    ours: Batches = []
+    theirs: Batches = []
+    plain_job(tmp_path, query, "append", ours).run(spark, trigger=ONCE)
+    sparks(spark, tmp_path, query, "append", theirs)
+    assert ours == theirs
+    assert len(ours) > 1
+
+
 def test_operators_that_only_a_number_tells_apart_are_not_matched_on_doubt(spark: SparkSession, tmp_path: Path) -> None:
     """Two counts of the same windows, of other rows: exchanged, or one of them gone, their states would be exchanged
     without a word."""
@@ -465,7 +487,7 @@ def test_what_is_given_to_query_is_named_if_it_is_wrong(spark: SparkSession, tmp
         raise KeyError("shop")
 
     for query, error, message in (
-        (broken, UserCodeError, "broken, given to query\\(\\), raised KeyError"),
+        (broken, UserCodeError, "query\\(\\) raised KeyError"),
         (lambda spark: spark.range(3), InvalidPipeline, "needs a streaming DataFrame"),
     ):
         with pytest.raises(error, match=message):

@@ -559,3 +559,9 @@ def test_functions_of_a_query_may_come_or_go_and_not_take_each_others_place() ->
 def test_an_operator_of_a_query_under_another_name_is_named_in_the_refusal() -> None:
     with pytest.raises(InvalidPipeline, match='names=\\{"window-shop": "op"\\}'):
         reconcile(before_of(grouping()), [grouping("window-shop")], snapshot_id=12)
+
+
+def test_an_operator_of_a_query_is_not_gone_on_with_in_steps() -> None:
+    """Its columns have other names there: all of its state would be dropped without a word."""
+    with pytest.raises(InvalidPipeline, match="it is written in steps now"):
+        reconcile(before_of(grouping()), [grouping(says={})], snapshot_id=12, allow_dropped_state=True)
