@@ -60,7 +60,15 @@ from state_runtime.store import open_store
 
 __all__ = ["JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
 
-_JOINS = {"left": "left-outer", "leftouter": "left-outer", "left_outer": "left-outer"}
+_JOINS = {
+    **dict.fromkeys(("left", "leftouter", "left_outer"), "left-outer"),
+    **dict.fromkeys(("right", "rightouter", "right_outer"), "right-outer"),
+    **dict.fromkeys(("outer", "full", "fullouter", "full_outer"), "full-outer"),
+    **dict.fromkeys(("semi", "leftsemi", "left_semi"), "left-semi"),
+}
+"""Kinds of joins as Spark spells them."""
+_EVENT_TIMES = {"inner": ("left", "right"), "left-outer": ("left",), "right-outer": ("right",), "left-semi": ("left",)}
+"""Of a join's output, the sides whose event time no row lacks."""
 _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 
 
@@ -174,6 +182,8 @@ class StreamingJob:
         *,
         output_mode: str = "append",
         names: Mapping[str, str] | None = None,
+        allow_unbounded: bool = False,
+        **streams: Stream | KeyedStream,
     ) -> Stream:
         """Run a plain streaming query of PySpark or SQL, unchanged, on this job's snapshots.
 
@@ -189,6 +199,8 @@ class StreamingJob:
         Args:
             output_mode: "append" or "update", as of `DataStreamWriter.outputMode`.
             names: other names for operators and sources, by those that they would have: {"window-shop": "per_shop"}.
+            allow_unbounded: joins of streams without a bound in time are meant so: their rows are kept for ever.
+            streams: streams of this job; the function gets them as frames, by these names.
 
         Example:
             def per_shop(spark):
@@ -199,8 +211,25 @@ class StreamingJob:
         mode = str(output_mode).lower()
         if mode not in ("append", "update"):
             raise InvalidPipeline(f"query(): output_mode {output_mode!r} must be append or update")
-        node = QueryNode(query, mode, dict(names or {}))  # type: ignore[arg-type]
+        if streams and not callable(query):
+            raise InvalidPipeline("query(): streams of the job go to a function that makes the frame; this is a frame")
+        inputs = tuple(self._rows_of(name, stream) for name, stream in streams.items())
+        node = QueryNode(
+            query,
+            mode,  # type: ignore[arg-type]  # checked above
+            dict(names or {}),
+            allow_unbounded=allow_unbounded,
+            streams=tuple(streams),
+            inputs=inputs,
+        )
         return Stream(self._pipeline, self._pipeline.add(node))
+
+    def _rows_of(self, name: str, stream: Stream | KeyedStream) -> Edge:
+        if not isinstance(stream, Stream | KeyedStream):
+            raise InvalidPipeline(f"query(): {name}={type(stream).__name__} must be a stream of this job")
+        if stream._pipeline is not self._pipeline:  # noqa: SLF001 - of this module
+            raise InvalidPipeline(f"query(): {name} is a stream of another job")
+        return stream._rows  # noqa: SLF001 - of this module
 
     def sql(
         self,
@@ -208,13 +237,15 @@ class StreamingJob:
         *,
         output_mode: str = "append",
         names: Mapping[str, str] | None = None,
-        **streams: Source,
+        allow_unbounded: bool = False,
+        **streams: Source | Stream | KeyedStream,
     ) -> Stream:
         """Run a SELECT of Spark SQL over streams, on this job's snapshots; see `query`.
 
         Args:
-            streams: by the names that the text has for them: a streaming DataFrame, or a function that makes one. They
-                are views while the text is analyzed. Tables and other views of the session can be named, too.
+            streams: by the names that the text has for them: streams of this job, streaming DataFrames, or functions
+                that make one. They are views while the text is analyzed. Tables and other views of the session can be
+                named, too.
 
         Example:
             per_shop = "SELECT window(at, '10 minutes') AS w, shop, count(*) AS n FROM orders GROUP BY 1, 2"
@@ -222,7 +253,10 @@ class StreamingJob:
         """
         for name in streams:
             check_uid(name, "view")
-        return self.query(SqlQuery(text, streams), output_mode=output_mode, names=names)
+        own = {name: each for name, each in streams.items() if isinstance(each, Stream | KeyedStream)}
+        others = {name: each for name, each in streams.items() if not isinstance(each, Stream | KeyedStream)}
+        query = SqlQuery(text, others)
+        return self.query(query, output_mode=output_mode, names=names, allow_unbounded=allow_unbounded, **own)
 
     def plan(self) -> JobPlan:
         """Return the job as written so far, as a value of which a run, a bootstrap and an import are made.
@@ -731,11 +765,12 @@ class KeyedStream:
             right: the second stream: one of the job, with its keys (`key_by`) or without, or a source as for `read`.
             lower, upper: durations, may be negative: "-5 minutes".
             right_keys: its key columns, if they have other names and it has no keys yet.
-            how: "inner", or "left-outer", also as Spark spells it ("left", "leftouter", "left_outer"): a left row
-                without a match is emitted with nulls when no match can come any more.
-            event_time: "left" or "right": the output keeps that side's event time ("right" of an inner join only).
-                Operators behind go by a watermark that is held back by as long as rows may wait for a match. By default
-                the output has no event time.
+            how: "inner", "left-outer", "right-outer", "full-outer" or "left-semi", also as Spark spells it ("left",
+                "leftouter", "left_outer"). A row of an outer side without a match is emitted with nulls when no match
+                can come any more; left-semi emits left rows alone, each with its first match.
+            event_time: "left" or "right": the output keeps that side's event time, which no row of it may lack (that of
+                the right side in an inner or right outer join). Operators behind go by a watermark that is held back by
+                as long as rows may wait for a match. By default the output has no event time.
 
         Example:
             clicked = views.key_by("ad").interval_join(
@@ -745,10 +780,10 @@ class KeyedStream:
         check_uid(uid, "operator uid")
         range_us = parse_duration_us(lower), parse_duration_us(upper)
         kind = _JOINS.get(how.lower(), how.lower())
-        if event_time not in ("", "left", "right") or (event_time == "right" and kind != "inner"):
+        if event_time and event_time not in (sides := _EVENT_TIMES.get(kind, ())):
             raise InvalidPipeline(
-                f'operator {uid!r}: event_time={event_time!r} must be "left", or "right" of an inner join (a left row '
-                "without a match has no right time)"
+                f"operator {uid!r}: event_time={event_time!r} of a {kind} join must be "
+                f"{' or '.join(sides) or 'left out'} (a row without a match has no time of the other side)"
             )
         return self._then(IntervalJoinStep(uid, *range_us, kind, event_time), self._right_side(right, uid, right_keys))
 

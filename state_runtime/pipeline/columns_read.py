@@ -18,7 +18,8 @@ from pyspark.sql.functions import col, lit
 from state_runtime.pipeline.watermark import watermark_columns
 from state_runtime.processors.builtin.aggregate import AggregateOperator
 from state_runtime.processors.builtin.deduplicate import Deduplicate
-from state_runtime.processors.builtin.interval_join import SIDE_COLUMN, IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import SIDE_COLUMN
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.builtin.windows import WindowOperator

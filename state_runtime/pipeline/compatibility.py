@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, InvalidPipeline, check
+from state_runtime.base.joining import CONDITION
 from state_runtime.snapshot.manifest import (
     DUE_WHEN_REMOVED,
     Manifest,
@@ -213,8 +214,9 @@ class _Step:
         keys = [", ".join(text for name, text in sorted(entry.says.items()) if name) for entry in (new, old)]
         rename = f'query(…, names={{"{self._uid}": "another-name"}})'
         if keys[0] != keys[1]:
+            what = "keys and condition are" if CONDITION in {*new.says, *old.says} else "keys are"
             raise InvalidPipeline(
-                f"{where}: its keys are ({keys[0]}) now, and ({keys[1]}) in {self._snapshot}; state of other keys is "
+                f"{where}: its {what} ({keys[0]}) now, and ({keys[1]}) in {self._snapshot}; state of other keys is "
                 f"of no use. Set them back; or give it another name, {rename}, and its state up with "
                 "allow_dropped_state: then it starts empty"
             )

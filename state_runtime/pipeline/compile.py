@@ -273,7 +273,19 @@ def compile_pipeline(
     Raises:
         InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
     """
-    compiling = _Compiling(spark, sources, graph, settings)
+    return _compile(_Compiling(spark, sources, graph, settings)).compiled()
+
+
+def schema_of_rows(
+    spark: SparkSession, sources: OpenedSources, graph: Graph, settings: JobSettings, node: int
+) -> T.StructType:
+    """Return the schema of a node's rows, with the marks of columns with event time; raises what `compile_pipeline`
+    raises."""
+    return _compile(_Compiling(spark, sources, graph, settings)).schema_of(node)
+
+
+def _compile(compiling: _Compiling) -> _Compiling:
+    graph = compiling.graph
     for index, node in enumerate(graph.nodes):
         if isinstance(node, SinkNode):
             continue  # compiled with the node that it reads
@@ -285,7 +297,7 @@ def compile_pipeline(
             elif isinstance(node, SourceNode):
                 compiling.source(index, node)
         compiling.sinks(index)
-    return compiling.compiled()
+    return compiling
 
 
 class _Compiling:
@@ -294,7 +306,7 @@ class _Compiling:
     def __init__(self, spark: SparkSession, sources: OpenedSources, graph: Graph, settings: JobSettings) -> None:
         self._spark = spark
         self._sources = sources
-        self._graph = graph
+        self.graph = graph
         self._settings = settings
         self._session = session_settings(spark.conf)
         self._reads = SourceReads(spark, [source.frame.schema for source in sources.inputs])
@@ -307,6 +319,9 @@ class _Compiling:
         self._layouts: dict[str, OutputLayout] = {}
         self._dropped: dict[str, frozenset[str]] = {}
         self._has_other_python = any(has_python(source.frame) for source in sources.inputs)
+
+    def schema_of(self, index: int) -> T.StructType:
+        return self._schemas[index]
 
     def source(self, index: int, node: SourceNode) -> None:
         source = self._sources.of(index)
@@ -323,7 +338,7 @@ class _Compiling:
         # A transform may run Spark jobs (`count`, `first`, a write): then its plan does not show all that it reads.
         self._reads.through(index, before, made, looked=has_looked())
         self._has_other_python |= has_python(made)
-        _check_names(made.schema, f"step {type(node.code).__name__}")
+        _check_names(made.schema, node.code.where)
         self._schemas[index] = made.schema
         self._updates[index] = next(filter(None, (self._updates[n] for n in before)), "")
         self._inputs[index] = self._inputs_of(node)
@@ -357,7 +372,7 @@ class _Compiling:
 
     def _with_remedy(self, error: NoEventTime, node: OperatorNode) -> InvalidPipeline:
         before = self._inputs_of(node).operators
-        for each in self._graph.nodes:
+        for each in self.graph.nodes:
             if isinstance(each, OperatorNode) and isinstance(each.step, IntervalJoinStep) and each.uid in before:
                 return InvalidPipeline(
                     f'{error}; the output of join {each.uid!r} has none unless interval_join(…, event_time="left") '
@@ -381,7 +396,7 @@ class _Compiling:
 
     def sinks(self, index: int) -> None:
         """Compile the sinks on a node that has been compiled."""
-        schema, sinks = self._schemas[index], self._graph.sinks(index)
+        schema, sinks = self._schemas[index], self.graph.sinks(index)
         for node in sinks:
             with step_at(node.at):
                 _check_dots(schema)
@@ -390,7 +405,7 @@ class _Compiling:
                 if (layout := node.sink.layout(written)) is not None:
                     self._layouts[node.name] = layout
                 self._has_other_python |= node.sink.may_have_python
-        if sinks and not isinstance(self._graph.nodes[index], OperatorNode):
+        if sinks and not isinstance(self.graph.nodes[index], OperatorNode):
             self._reads.by(index)
             self._stage(index, None, schema)
 
@@ -398,7 +413,7 @@ class _Compiling:
         return reduce(or_, (self._inputs[edge.node] for edge in node.inputs), ClockInputs())
 
     def compiled(self) -> CompiledPipeline:
-        if all(isinstance(node, SourceNode) for node in self._graph.nodes):
+        if all(isinstance(node, SourceNode) for node in self.graph.nodes):
             raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
         refuse_layouts_beside(self._layouts)
         if not self._stages:
@@ -407,7 +422,7 @@ class _Compiling:
             self._stage(last, None, self._schemas[last])  # a stage must count the rows
         return CompiledPipeline(
             tuple(self._stages),
-            {node.name: node.sink for node in self._graph.nodes if isinstance(node, SinkNode)},
+            {node.name: node.sink for node in self.graph.nodes if isinstance(node, SinkNode)},
             layouts=self._layouts,
             watermarks=self._sources.watermarks,
             dropped=self._dropped,
@@ -415,7 +430,7 @@ class _Compiling:
             sources=self._sources,
             clock_inputs=self._clock_inputs,
             hands_only_its_own=not self._has_other_python,
-            graph=self._graph,
+            graph=self.graph,
         )
 
     def _stage(
@@ -429,7 +444,7 @@ class _Compiling:
         partial: PartialRows | None = None,
     ) -> None:
         """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
-        names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
+        names, emit = tuple(node.name for node in self.graph.sinks(index)), bool(self.graph.readers(index))
         stage = Stage(
             operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
         )

@@ -85,21 +85,22 @@ class QueryNode:
     Attributes:
         query: as the engine takes it.
         names: other names for its sources and operators, by those that they would have.
+        allow_unbounded: its joins may keep rows for ever.
+        streams: the names that it has for its inputs.
     """
 
     query: Any
     output_mode: Literal["append", "update"]
     names: Mapping[str, str]
+    allow_unbounded: bool = False
+    streams: tuple[str, ...] = ()
+    inputs: tuple[Edge, ...] = ()
     at: str = ""
 
     @property
     def name(self) -> str:
         """The name of its function."""
         return str(getattr(self.query, "__name__", "query"))
-
-    @property
-    def inputs(self) -> tuple[Edge, ...]:
-        return ()
 
 
 def is_given(name: str) -> bool:

@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.base.joining import UNBOUNDED_US, Condition
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
@@ -25,7 +26,8 @@ from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
-from state_runtime.processors.builtin.interval_join import IntervalJoinOperator, plan_interval_join
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import plan_interval_join
 from state_runtime.processors.builtin.latest import LATEST, plan_latest
 from state_runtime.processors.builtin.window_state import WINDOW, OutputMode
 from state_runtime.processors.builtin.windows import plan_windows
@@ -145,6 +147,8 @@ class IntervalJoinStep:
         event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none; "both":
             a query says itself which columns carry it.
         waits_ms: of a query how far the clock of its output is behind its own; None: as long as rows may wait.
+        condition: on pairs of rows, beside keys and range.
+        when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
 
     uid: str
@@ -154,6 +158,13 @@ class IntervalJoinStep:
     how: str
     event_time: str = ""
     waits_ms: int | None = None
+    condition: Condition | None = None
+    when: tuple[str, str] = ("", "")
+
+    @property
+    def has_range(self) -> bool:
+        """Times decide which rows match."""
+        return self.lower_us != -UNBOUNDED_US or self.upper_us != UNBOUNDED_US
 
     @property
     def held_back_ms(self) -> int:
@@ -337,7 +348,7 @@ def _interval_join(
 ) -> IntervalJoinOperator:
     times = [event_time_column(side) for side in sides]
     for name, time in zip(("left", "right"), times):
-        if not time:
+        if not time and step.has_range:
             raise InvalidPipeline(
                 f"operator {step.uid!r}: the {name} stream of the join has no event time; call Spark's withWatermark "
                 "on it"
@@ -353,6 +364,8 @@ def _interval_join(
         upper_us=step.upper_us,
         how=step.how,
         uid=step.uid,
+        condition=step.condition,
+        when=step.when,
     )
     states = {name: ddl(spark_schema_of(values)) for name, values in plan.state_values.items()}
     return IntervalJoinOperator(

@@ -62,7 +62,7 @@ class JobPlan:
         """Return the plan with the nodes of each query in its place; raises the errors of `with_queries`."""
         if not self.has_queries:
             return self
-        return replace(self, graph=with_queries(spark, self.name, self.graph))
+        return replace(self, graph=with_queries(spark, self.name, self.graph, self.settings))
 
     def opened_sources(self, spark: SparkSession) -> OpenedSources:
         """Return the streaming frames; raises the errors of `open_sources`."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
+from state_runtime.pipeline.compile import schema_of_rows
 from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, QueryNode, SegmentNode, SourceNode
 from state_runtime.pipeline.operators import (
     AggregateStep,
@@ -26,12 +30,24 @@ from state_runtime.pipeline.operators import (
     ProcessorStep,
     WindowStep,
 )
-from state_runtime.pipeline.sources import Source, streaming_frame
+from state_runtime.pipeline.sources import Source, open_sources, streaming_frame
 from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
 from state_runtime.processors.declared.windows import session
 from state_runtime.snapshot.paths import check_uid
+from state_runtime.spark.catalyst import Catalyst
 from state_runtime.spark.query_cut import cut_query
-from state_runtime.spark.query_parts import Called, Deduplicated, Grouped, Joined, Part, Processed, Read, Rows, Stateful
+from state_runtime.spark.query_parts import (
+    Called,
+    Deduplicated,
+    Given,
+    Grouped,
+    Joined,
+    Part,
+    Processed,
+    Read,
+    Rows,
+    Stateful,
+)
 
 __all__ = ["QueryStep", "SqlQuery", "with_queries"]
 
@@ -61,18 +77,23 @@ class SqlQuery:
     def __name__(self) -> str:
         return "sql"
 
-    def __call__(self, spark: SparkSession) -> DataFrame:
+    def __call__(self, spark: SparkSession, **given: DataFrame) -> DataFrame:
         """Return its frame. The streams are views of the session only for this moment: a view that has a name of theirs
-        is there again afterwards."""
+        is there again afterwards.
+
+        Args:
+            given: the streams of the job, by their names.
+        """
         catalog = spark.catalog
+        streams = {**self.streams, **given}
         before = {
             name: spark.table(name)
-            for name in self.streams
+            for name in streams
             if catalog.tableExists(name) and catalog.getTable(name).isTemporary
         }
         made: list[str] = []
         try:
-            for name, source in self.streams.items():
+            for name, source in streams.items():
                 frame = source(spark) if callable(source) else source
                 if not isinstance(frame, DataFrame):
                     raise InvalidPipeline(f"sql(): {name} must be a DataFrame, or a function that makes one")
@@ -87,7 +108,7 @@ class SqlQuery:
                     catalog.dropTempView(name)
 
 
-def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:
+def with_queries(spark: SparkSession, job: str, graph: Graph, settings: JobSettings) -> Graph:
     """Return a graph in which each query is the nodes that it is made of.
 
     Raises:
@@ -98,18 +119,44 @@ def with_queries(spark: SparkSession, job: str, graph: Graph) -> Graph:
     for index, node in enumerate(graph.nodes):
         if isinstance(node, QueryNode):
             with step_at(node.at):
-                cut[index] = _parts(spark, job, node)
+                # What it reads of the job has to be known as nodes.
+                before = _expanded(graph, cut, index) if node.inputs else None
+                schemas = [_schema(spark, job, *before, edge, settings) for edge in node.inputs] if before else []
+                cut[index] = _parts(spark, job, node, schemas)
+    return _expanded(graph, cut, len(graph.nodes))[0]
+
+
+def _expanded(graph: Graph, cut: Mapping[int, Sequence[Part]], until: int) -> tuple[Graph, dict[int, int]]:
+    """Return the first nodes of a graph, with the nodes of its queries, and the places of the graph's nodes there."""
     naming = _Naming.of(graph, [part for parts in cut.values() for part in parts])
     made: list[Node] = []
-    places: dict[int, int] = {}  # of the graph's nodes in `made`
-    for index, node in enumerate(graph.nodes):
+    places: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes[:until]):
         if isinstance(node, QueryNode):
             with step_at(node.at):
-                made += _nodes(node, cut[index], naming, len(made))
+                made += _nodes(node, cut[index], naming, len(made), places)
         else:
             made.append(_moved(node, places))
         places[index] = len(made) - 1
-    return Graph(tuple(made))
+    return Graph(tuple(made)), places
+
+
+def _schema(
+    spark: SparkSession, job: str, graph: Graph, places: Mapping[int, int], edge: Edge, settings: JobSettings
+) -> T.StructType:
+    """Return the schema of what a query reads of its job."""
+    place = places[edge.node]
+    nodes = sorted(_ancestors(graph, place))
+    among = {node: number for number, node in enumerate(nodes)}
+    part = Graph(tuple(_moved(graph.nodes[node], among) for node in nodes))
+    return schema_of_rows(spark, open_sources(spark, job, part), part, settings, among[place])
+
+
+def _ancestors(graph: Graph, place: int) -> set[int]:
+    found = {place}
+    for edge in graph.nodes[place].inputs:
+        found |= _ancestors(graph, edge.node)
+    return found
 
 
 @dataclass
@@ -161,47 +208,62 @@ def _numbered(name: str) -> Iterator[str]:
 def _moved(node: Node, places: Mapping[int, int]) -> Node:
     """Return a node that reads its inputs at their new places."""
 
-    def moved(edge: Edge) -> Edge:
-        return replace(edge, node=places[edge.node])
-
-    if isinstance(node, SegmentNode):
-        return replace(node, inputs=tuple(map(moved, node.inputs)))
+    if isinstance(node, SegmentNode | QueryNode):
+        return replace(node, inputs=tuple(_moved_edge(edge, places) for edge in node.inputs))
     if isinstance(node, OperatorNode):
-        return replace(node, ports=tuple(replace(port, input=moved(port.input)) for port in node.ports))
-    return node if isinstance(node, SourceNode | QueryNode) else replace(node, input=moved(node.input))
+        return replace(node, ports=tuple(replace(port, input=_moved_edge(port.input, places)) for port in node.ports))
+    return node if isinstance(node, SourceNode) else replace(node, input=_moved_edge(node.input, places))
 
 
-def _parts(spark: SparkSession, job: str, node: QueryNode) -> tuple[Part, ...]:
-    frame = streaming_frame(spark, job, node.query, "query()")
+def _moved_edge(edge: Edge, places: Mapping[int, int]) -> Edge:
+    return replace(edge, node=places[edge.node])
+
+
+def _parts(spark: SparkSession, job: str, node: QueryNode, schemas: Sequence[T.StructType]) -> tuple[Part, ...]:
+    catalyst = Catalyst(spark)
+    streams = dict(zip(node.streams, map(catalyst.stream_without_rows, schemas), strict=True))
+    source = partial(node.query, **{name: frame for name, (frame, _) in streams.items()}) if streams else node.query
+    frame = streaming_frame(spark, job, source, "query()")
+    numbers = {number: name for name, (_, number) in streams.items()}
     try:
-        return cut_query(frame, node.output_mode, node.names)
+        return cut_query(
+            frame, node.output_mode, node.names, given_streams=numbers, allow_unbounded=node.allow_unbounded
+        )
     except (PySparkException, InvalidPipeline) as error:
         raise _refused(job, error) from error
 
 
-def _nodes(node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int) -> list[Node]:
+def _nodes(
+    node: QueryNode, parts: Sequence[Part], naming: _Naming, first: int, places: Mapping[int, int]
+) -> list[Node]:
     """Return the nodes of a query.
 
     Args:
         first: the index that the first of them gets.
+        places: of the nodes before.
     """
     wanted = [part.name for part in parts if isinstance(part, Read)]
     sources = [naming.source(name) for name in wanted]
     names = iter(sources)
     operators: list[str] = []
     nodes: list[Node] = []
+    edges: list[Edge] = []  # of the parts' rows
     for part in parts:
+        if isinstance(part, Given):
+            edges.append(_moved_edge(node.inputs[part.input], places))
+            continue
+        edges.append(Edge(first + len(nodes)))
         if isinstance(part, Read):
             nodes.append(SourceNode(next(names), part.frame, at=node.at, clock_with=frozenset(sources)))
         elif isinstance(part, Rows):
-            inputs = tuple(Edge(first + index) for index in part.inputs)
+            inputs = tuple(edges[index] for index in part.inputs)
             nodes.append(SegmentNode(inputs, QueryStep(part.function, part.name), at=node.at))
         else:
             would_be, uid = naming.operator(part.name, node.names)
             operators.append(would_be)
             is_unsure = naming.wanted[part.name] > 1 or part.is_ambiguous
             says = {**part.says, **({INPUT: part.reads} if is_unsure else {})}
-            nodes.append(_operator(part, uid, says, node, first))
+            nodes.append(_operator(part, uid, says, node, edges))
     unknown = [name for name, other in node.names.items() if name not in operators and other not in wanted]
     if unknown:
         raise InvalidPipeline(
@@ -218,11 +280,17 @@ def _refused(job: str, error: Exception) -> InvalidPipeline:
     return InvalidPipeline(f"job {job!r}: Spark refuses the query, too: {told}")
 
 
-def _operator(part: Stateful, uid: str, says: Mapping[str, str], node: QueryNode, first: int) -> OperatorNode:
-    """Return the operator of a part."""
-    ports = [Port(Edge(first + part.inputs[0]), part.keys)]
+def _operator(
+    part: Stateful, uid: str, says: Mapping[str, str], node: QueryNode, edges: Sequence[Edge]
+) -> OperatorNode:
+    """Return the operator of a part.
+
+    Args:
+        edges: of the parts before.
+    """
+    ports = [Port(edges[part.inputs[0]], part.keys)]
     if isinstance(part, Joined):
-        ports.append(Port(Edge(first + part.inputs[1]), part.right_keys))
+        ports.append(Port(edges[part.inputs[1]], part.right_keys))
     return OperatorNode(_step(part, uid, node.output_mode), tuple(ports), at=node.at, says=says)
 
 
@@ -247,6 +315,8 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
             how=part.how,
             event_time="both",
             waits_ms=part.held_back_ms,
+            condition=part.condition,
+            when=part.when,
         )
     assert isinstance(part, Processed)
     return ProcessorStep(

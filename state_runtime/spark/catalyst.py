@@ -13,6 +13,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.columns import DELAY_METADATA
 from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_context, java_session, kind_of, object_of
 
@@ -24,6 +25,8 @@ WINDOW_END: Final = 1
 
 # Leaves that are tables. Spark's optimizer settles what is read of them; they are to be read anew in each epoch.
 _TABLES: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
+
+_CLOCKS: Final = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"})
 
 
 class Catalyst:
@@ -64,9 +67,58 @@ class Catalyst:
         modes = object_of(self._package.streaming, "InternalOutputModes")
         checker.checkForStreaming(plan, modes.apply(output_mode))
 
-    def reads_a_clock(self, plan: Any) -> bool:
-        """Return whether an expression of a plan is the time at which it runs."""
-        return bool(plan.containsPattern(self._package.trees.TreePattern.CURRENT_LIKE()))
+    def clocks_held(self, plan: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return a plan with stand-ins for what reads a clock (current_timestamp, now, current_date, localtimestamp),
+        and a function that puts the clocks back.
+
+        The optimizer makes a constant of a clock; a plan that is used for many batches must keep it. The stand-in is
+        Spark's own for streaming queries: the optimizer takes it for an expression that may change.
+
+        Raises:
+            InvalidPipeline: a node that cannot be made anew reads a clock.
+        """
+        held: list[Any] = []
+
+        def stand_in(expression: Any) -> Any:
+            if kind_of(expression) not in _CLOCKS:
+                return None
+            held.append(expression)
+            zone = self._some(self._java.sessionState().conf().sessionLocalTimeZone())
+            return self._expressions.CurrentBatchTimestamp(len(held) - 1, expression.dataType(), zone)
+
+        def back(expression: Any) -> Any:
+            return held[expression.timestampMs()] if kind_of(expression) == "CurrentBatchTimestamp" else None
+
+        made = self.with_expressions(plan, stand_in)
+        return made, lambda optimized: self.with_expressions(optimized, back) if held else optimized
+
+    def with_expressions(self, node: Any, instead: Callable[[Any], Any]) -> Any:
+        """Return a plan with other expressions in it: `instead` gives one for an expression, or None to look below it.
+
+        Raises:
+            InvalidPipeline: one is to be replaced in a node of a kind that cannot be made anew.
+        """
+        logical = self._package.plans.logical
+        children = items(node.children())
+        below = [self.with_expressions(child, instead) for child in children]
+        if any(new is not old for new, old in zip(below, children, strict=True)):
+            node = node.withNewChildren(self.sequence(below))
+        before = items(node.expressions())
+        made = [self.with_leaves(each, instead) for each in before]
+        if all(new is old for new, old in zip(made, before, strict=True)):
+            return node
+        kind = kind_of(node)
+        if kind == "Project":
+            return logical.Project(self.sequence(made), node.child())
+        if kind == "Filter":
+            return logical.Filter(made[0], node.child())
+        if kind == "Aggregate":
+            keys = len(items(node.groupingExpressions()))
+            return logical.Aggregate(self.sequence(made[:keys]), self.sequence(made[keys:]), node.child(), node.hint())
+        raise InvalidPipeline(
+            "current_timestamp, now(), current_date and localtimestamp may stand in columns and filters of a query on "
+            f"a stream, and here one is in {kind}: {node.simpleString(25)}. Make a column of it before"
+        )
 
     def is_aggregated(self, expression: Any) -> bool:
         """Return whether an expression calls an aggregate function."""
@@ -75,7 +127,7 @@ class Catalyst:
     def optimized(self, plan: Any) -> Any:
         """Return the plan that Spark would run: its rules decide which rows pass a watermark.
 
-        Tables are as they were: what they hold is Spark's to settle in each epoch.
+        Tables and clocks are as they were: what they hold, and the time, is Spark's to settle in each epoch.
         """
         tables: dict[int, Any] = {}
 
@@ -83,19 +135,35 @@ class Catalyst:
             if kind_of(node) not in _TABLES or node.isStreaming():
                 return None
             rows = java_context(self._spark.sparkContext).emptyRDD().rdd()
-            none, nothing = self._none, self._nothing
-            leaf = self._execution.LogicalRDD(
-                node.output(), rows, self._unpartitioned, nothing, False, none, self._java, none, none, False
-            )
             tables[int(rows.id())] = node
-            return leaf
+            return self._leaf_of(node.output(), rows, is_streaming=False)
 
         def back(node: Any) -> Any:
-            return tables.get(int(node.rdd().id())) if kind_of(node) == "LogicalRDD" else None
+            number = self.number_of(node)
+            return tables.get(number) if number is not None else None
 
-        shielded = self.with_leaves(plan, without)
-        done = self._java.sessionState().optimizer().execute(shielded)
+        held, with_clocks = self.clocks_held(plan)
+        shielded = self.with_leaves(held, without)
+        done = with_clocks(self._java.sessionState().optimizer().execute(shielded))
         return self.with_leaves(done, back) if tables else done
+
+    def stream_without_rows(self, schema: T.StructType) -> tuple[DataFrame, int]:
+        """Return a streaming frame that stands for rows of a schema, and the number by which plans know it
+        (`number_of`)."""
+        output = self.analyzed(self._spark.createDataFrame([], schema)).output()
+        rows = java_context(self._spark.sparkContext).emptyRDD().rdd()
+        leaf = self._leaf_of(output, rows, is_streaming=True)
+        return self.frame(leaf), int(rows.id())
+
+    def number_of(self, leaf: Any) -> int | None:
+        """Return the number of a leaf that stands for rows; None of any other one."""
+        return int(leaf.rdd().id()) if kind_of(leaf) == "LogicalRDD" else None
+
+    def _leaf_of(self, output: Any, rows: Any, *, is_streaming: bool) -> Any:
+        none, nothing = self._none, self._nothing
+        return self._execution.LogicalRDD(
+            output, rows, self._unpartitioned, nothing, is_streaming, none, self._java, none, none, False
+        )
 
     def with_leaves(self, node: Any, instead: Callable[[Any], Any]) -> Any:
         """Return a plan with other nodes in it: `instead` gives one for a node, or None to look below it."""
@@ -152,6 +220,13 @@ class Catalyst:
         fields = [self.literal("start"), start, self.literal("end"), end]
         made = self._expressions.CreateNamedStruct(self.sequence(fields))
         return self._expressions.If(self._expressions.IsNull(start), self._literals.create(None, made.dataType()), made)
+
+    def all_of(self, conditions: Sequence[Any]) -> Any:
+        """Return the condition that is true where several are."""
+        first, *others = conditions
+        for other in others:
+            first = self._expressions.And(first, other)
+        return first
 
     def literal(self, value: Any) -> Any:
         """Return a constant."""

@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.joining import CONDITION
 from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, id_of, is_marked, is_window
 from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
-from state_runtime.spark.query_joins import bounds_of
+from state_runtime.spark.query_joins import PairConditions, bounds_of, check_is_bounded
 from state_runtime.spark.query_names import Aliases, source_place
-from state_runtime.spark.query_parts import Deduplicated, Grouped, Joined, Part, Processed, Read, Rows
+from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows
 from state_runtime.spark.query_processors import PROCESSORS, code_of
 from state_runtime.spark.query_sessions import session_gap_us
 from state_runtime.spark.query_text import Texts, digest_of, plain_name
@@ -47,18 +49,29 @@ _STATELESS: Final = frozenset(
 )
 
 
-def cut_query(frame: DataFrame, output_mode: str, sources: Mapping[str, str]) -> tuple[Part, ...]:
+def cut_query(
+    frame: DataFrame,
+    output_mode: str,
+    sources: Mapping[str, str],
+    *,
+    given_streams: Mapping[int, str] = MappingProxyType({}),
+    allow_unbounded: bool = False,
+) -> tuple[Part, ...]:
     """Cut a streaming frame into parts, each after those that it reads; the last one gives the query's rows.
 
     Args:
         output_mode: "append" or "update".
         sources: other names for sources, by the names that they would have.
+        given_streams: the names of the streams of the job that the frame was made with (`stream_without_rows`), in
+            the order of the query's inputs, by their numbers.
+        allow_unbounded: joins may keep rows for ever.
 
     Raises:
         InvalidPipeline: something in the plan is not supported; the message names it.
         Py4JJavaError: Spark refuses the query for the output mode, too.
     """
-    return given(Internal.QUERY_PLANS, lambda: _cut(frame, output_mode, sources), _refuse)
+    asked = _Asked(output_mode == "append", sources, given_streams, allow_unbounded)
+    return given(Internal.QUERY_PLANS, lambda: _cut(frame, asked), _refuse)
 
 
 def _refuse() -> tuple[Part, ...]:
@@ -68,22 +81,27 @@ def _refuse() -> tuple[Part, ...]:
     )
 
 
-def _cut(frame: DataFrame, output_mode: str, sources: Mapping[str, str]) -> tuple[Part, ...]:
+@dataclass(frozen=True)
+class _Asked:
+    """What a user says of a query, as `cut_query` has it."""
+
+    is_append: bool
+    sources: Mapping[str, str]
+    given_streams: Mapping[int, str]
+    allow_unbounded: bool
+
+
+def _cut(frame: DataFrame, asked: _Asked) -> tuple[Part, ...]:
     catalyst = Catalyst(frame.sparkSession)
     analyzed = catalyst.analyzed(frame)
-    catalyst.refused_by_spark(analyzed, output_mode.capitalize())
-    if catalyst.reads_a_clock(analyzed):
-        raise InvalidPipeline(
-            "current_timestamp, current_date and now() are not supported in a query on a stream; take the time from a "
-            "column of the source"
-        )
+    catalyst.refused_by_spark(analyzed, "Append" if asked.is_append else "Update")
     plan = catalyst.optimized(analyzed)
     if any(_SETTLED in kinds_in(each) for each in (plan, *items(plan.subqueriesAll()))):
         raise InvalidPipeline(
             "a subquery reads a table whose files Spark settles when it plans the query, and each epoch has to read it "
             "anew; join with the table instead"
         )
-    return _Cutting(catalyst, analyzed, plan, output_mode, sources).parts()
+    return _Cutting(catalyst, analyzed, plan, asked).parts()
 
 
 @dataclass(frozen=True)
@@ -132,15 +150,12 @@ class _Piece:
 class _Cutting:
     """A plan that is being cut."""
 
-    def __init__(
-        self, catalyst: Catalyst, analyzed: Any, plan: Any, output_mode: str, sources: Mapping[str, str]
-    ) -> None:
+    def __init__(self, catalyst: Catalyst, analyzed: Any, plan: Any, asked: _Asked) -> None:
         self._catalyst = catalyst
         self._plan = plan
         self._output = items(analyzed.output())
-        self._is_append = output_mode == "append"
+        self._asked = asked
         self._aliases = Aliases(analyzed)
-        self._renamed = sources
         self._texts = Texts(catalyst, plan, self._name_of_leaf)
         self._parts: list[Part] = []
         self._read: list[tuple[Any, _Edge]] = []
@@ -244,15 +259,30 @@ class _Cutting:
     def _source(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
         columns = _distinct([str(attribute.name()) for attribute in attributes])
         leaf = next(each for each in items(node.collectLeaves()) if each.isStreaming())
+        if (stream := self._stream_of(leaf)) is not None:
+            if kind_of(node) == _WATERMARK:
+                raise InvalidPipeline(
+                    f"withWatermark on {node.eventTime().name()!r} of {stream[1]!r}, which is a stream of the job: "
+                    "call it where the job reads that stream"
+                )
+            return _Edge(self._add(Given(stream[0])), columns, attributes)
         read = Read(self._catalyst.frame(node).toDF(*columns), self._name_of_leaf(leaf) or "")
         return _Edge(self._add(read), columns, attributes)
+
+    def _stream_of(self, leaf: Any) -> tuple[int, str] | None:
+        """Return which input of the query a leaf stands for, and its name."""
+        number = self._catalyst.number_of(leaf)
+        streams = enumerate(self._asked.given_streams.items())
+        return next(((place, name) for place, (known, name) in streams if known == number), None)
 
     def _name_of_leaf(self, leaf: Any) -> str | None:
         """Return the name of the source that a leaf reads; None of a table. What is read twice has one name here."""
         if items(leaf.children()) or not leaf.isStreaming():
             return None
+        if (stream := self._stream_of(leaf)) is not None:
+            return stream[1]
         name = self._aliases.of_source(leaf) or source_place(leaf)
-        return self._renamed.get(name, name)
+        return self._asked.sources.get(name, name)
 
     def _aggregate(self, node: Any) -> _Edge:
         catalyst = self._catalyst
@@ -310,7 +340,7 @@ class _Cutting:
         if len(marked) > 1:
             names = ", ".join(str(key.name()) for key in marked)
             raise InvalidPipeline(f"groupBy has several columns with event time ({names}); Spark goes by one: keep one")
-        if self._is_append and not marked:
+        if self._asked.is_append and not marked:
             raise InvalidPipeline(f"output mode append needs event time among the keys of {_line(node)}")
         return marked[0] if marked else None
 
@@ -348,26 +378,36 @@ class _Cutting:
 
     def _join(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
         catalyst, bounds = self._catalyst, bounds_of(self._catalyst, node)
+        if not self._asked.allow_unbounded:
+            check_is_bounded(bounds, node)
+        asked = PairConditions(catalyst, self._texts, node, bounds.how, bounds.others)
         says = self._says(bounds.keys[0])
         other = [self._texts.of(key) for key in bounds.keys[1]]
-        inputs, names, is_ambiguous = [], [], False
+        inputs: list[int] = []
+        names: list[str] = []
+        is_ambiguous = False
         for side, letter in enumerate("lr"):
             child = items(node.children())[side]
             named = self._named_columns(items(child.output()))
             is_ambiguous |= _are_twice(self._texts.of(attribute) for attribute in named.values())
             columns = [catalyst.named(_value(key), name) for name, key in zip(says, bounds.keys[side], strict=True)]
             columns += [catalyst.named(attribute, f"{letter}_{name}") for name, attribute in named.items()]
-            time = bounds.times[side]
-            marked = next(column for column in items(child.output()) if is_marked(column))
-            columns.append(catalyst.named(time, f"{letter}_time", marked=marked))
+            columns += [catalyst.named(each, name) for name, each in asked.columns[side].items()]
+            if (time := bounds.times[side]) is not None:
+                marked = next(column for column in items(child.output()) if is_marked(column))
+                columns.append(catalyst.named(time, f"{letter}_time", marked=marked))
             inputs.append(self._rows(child, partial(catalyst.project, columns)))
-            names += [f"{letter}_{name}" for name in named]
+            # A semi join gives nothing of its right side.
+            names += [f"{letter}_{name}" for name in named] if len(names) < len(attributes) else []
         part = self._add(
             Joined(
                 inputs=tuple(inputs),
                 name=self._aliases.of(node) or _named("join", says.values(), bounds.keys[0]),
                 keys=tuple(says),
-                says={name: f"{text} = {right}" for (name, text), right in zip(says.items(), other, strict=True)},
+                says={
+                    **{name: f"{text} = {right}" for (name, text), right in zip(says.items(), other, strict=True)},
+                    **({CONDITION: " AND ".join(map(self._texts.of, bounds.others))} if bounds.others else {}),
+                },
                 reads=digest_of(self._texts.of_rows(node)),
                 is_ambiguous=_are_twice(says.values()) or is_ambiguous,
                 right_keys=tuple(says),
@@ -375,6 +415,8 @@ class _Cutting:
                 lower_us=bounds.lower_us,
                 upper_us=bounds.upper_us,
                 held_back_ms=bounds.held_back_ms,
+                condition=asked.condition,
+                when=asked.when,
             )
         )
         above = partial(catalyst.filter, bounds.condition) if bounds.condition is not None else None

@@ -1,26 +1,30 @@
-"""Joins of two streams in a plan: what must be equal, and how far apart in time rows may be."""
+"""Joins of two streams in a plan: what must be equal, how far apart in time rows may be, and what else must hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.spark.catalyst import WINDOW_END, Catalyst, is_marked, is_window
+from state_runtime.base.joining import UNBOUNDED_US, Column, Combined, Compared, Condition, How
+from state_runtime.spark.catalyst import WINDOW_END, Catalyst, id_of, is_marked, is_window
 from state_runtime.spark.jvm import items, kind_of
+from state_runtime.spark.query_text import Texts, digest_of
 
-__all__ = ["Bounds", "bounds_of"]
+__all__ = ["Bounds", "PairConditions", "bounds_of", "check_is_bounded"]
 
 # A watermark for which Spark is asked; its answer is this one, moved.
 _WATERMARK_MS: Final = 10**13
-_KINDS: Final = {"Inner": "inner", "LeftOuter": "left-outer"}
+_KINDS: Final[Mapping[str, How]] = {
+    "Inner": "inner",
+    "LeftOuter": "left-outer",
+    "RightOuter": "right-outer",
+    "FullOuter": "full-outer",
+    "LeftSemi": "left-semi",
+}
 _STRICT: Final = frozenset({"LessThan", "GreaterThan"})
 _INCLUSIVE: Final = frozenset({"LessThanOrEqual", "GreaterThanOrEqual"})
-_UNBOUNDED: Final = (
-    "rows of both sides would have to be kept for ever. Say how far apart the event times of two rows may be, as in "
-    "paid_at BETWEEN at AND at + INTERVAL 1 HOUR, or join on windows that are equal"
-)
 
 
 @dataclass(frozen=True)
@@ -29,85 +33,181 @@ class Bounds:
 
     Attributes:
         keys: pairwise equal expressions of the left side and of the right one.
-        times: the event times of both sides.
+        times: the event times of both sides; None: the side has none.
+        lower_us, upper_us: of the right time minus the left one, both included; -UNBOUNDED_US, UNBOUNDED_US: no end.
         held_back_ms: how far Spark's watermark behind the join is behind that of its inputs.
-        condition: to be looked at once more for each pair of rows; None if keys and range say all.
+        condition: of an inner join, to be looked at once more for each pair of rows; None if keys and range say all.
+        others: of other joins, the conditions beside keys and range.
     """
 
-    how: Literal["inner", "left-outer"]
+    how: How
     keys: tuple[Sequence[Any], Sequence[Any]]
     times: tuple[Any, Any]
     lower_us: int
     upper_us: int
     held_back_ms: int
     condition: Any
+    others: tuple[Any, ...]
 
 
 def bounds_of(catalyst: Catalyst, join: Any) -> Bounds:
     """Return what a join of two streams asks for.
 
     Raises:
-        InvalidPipeline: it is of a kind that is not supported, has no equal keys, or no bound in time.
+        InvalidPipeline: it is of a kind that is not supported, or has no equal keys.
     """
     asked = str(join.joinType())
     how = _KINDS.get(asked)
     if how is None:
-        raise InvalidPipeline(f"a {asked} join of two streams is not supported; there are inner and left outer ones")
+        raise InvalidPipeline(f"a {asked} join of two streams is not supported; there are {', '.join(_KINDS.values())}")
     keys = catalyst.equal_keys(join)
     if keys is None:
         raise InvalidPipeline(f"a join of two streams needs columns that must be equal, and {_told(join)} has none")
     left_keys, right_keys, rest = keys
-    whole = join.condition().get() if join.condition().isDefined() else None
     sides = items(join.children())
-    found = [_bound(catalyst, sides, part) for part in rest]
+    times: tuple[Any, Any] = (_time_of(sides[0]), _time_of(sides[1]))
+    # Equal times bound both sides; a range beside them is one more condition.
+    same = [pair for pair in zip(left_keys, right_keys, strict=True) if all(map(_is_time, pair))]
+    found = [None if same else _bound(catalyst, sides, part) for part in rest]
+    others = tuple(part for part, bound in zip(rest, found, strict=True) if bound is None)
+    ranges = [part for part, bound in zip(rest, found, strict=True) if bound is not None]
     lowest = [at for side, at in filter(None, found) if side == "lower"]
     highest = [at for side, at in filter(None, found) if side == "upper"]
-    residual = [str(part.sql()) for part, bound in zip(rest, found, strict=True) if bound is None]
-    if residual and how != "inner":
-        raise InvalidPipeline(
-            f"a left outer join of two streams by {' and '.join(residual)} beside equal columns and a range of time is "
-            "not supported; filter a side before the join, or join inner"
-        )
-    same = [(left, right) for left, right in zip(left_keys, right_keys, strict=True) if _are_times(left, right)]
-    if lowest and highest:
-        lower_us, upper_us = max(lowest), min(highest)
-        times = tuple(_time_of(side) for side in sides)
-    elif same:
-        lower_us = upper_us = 0
-        times = same[0]
-    else:
-        raise InvalidPipeline(f"a join of two streams by {_told(join)} has no bound in time: {_UNBOUNDED}")
-    left, right = (catalyst.field_of(t, WINDOW_END) if is_window(t) else t for t in times)
-    made: Any = how
+    lower_us, upper_us = max(lowest, default=-UNBOUNDED_US), min(highest, default=UNBOUNDED_US)
+    if same:
+        lower_us, upper_us, times = 0, 0, same[0]
+    condition = join.condition().get() if how == "inner" and others else None
+    left, right = (catalyst.field_of(t, WINDOW_END) if t is not None and is_window(t) else t for t in times)
     return Bounds(
-        how=made,
+        how=how,
         keys=(left_keys, right_keys),
         times=(left, right),
         lower_us=lower_us,
         upper_us=upper_us,
-        held_back_ms=_held_back_ms(catalyst, sides, whole),
-        condition=whole if how == "inner" and residual else None,
+        held_back_ms=_held_back_ms(catalyst, sides, catalyst.all_of(ranges)) if ranges else 0,
+        condition=condition,
+        others=() if how == "inner" else others,
     )
+
+
+def check_is_bounded(bounds: Bounds, join: Any) -> None:
+    """Refuse a join that keeps rows for ever.
+
+    Raises:
+        InvalidPipeline: it does; the message says how to bound it.
+    """
+    ends = {"left": bounds.upper_us == UNBOUNDED_US, "right": bounds.lower_us == -UNBOUNDED_US}
+    endless = [side for side, is_endless in ends.items() if is_endless]
+    if endless:
+        raise InvalidPipeline(
+            f"a join of two streams by {_told(join)} has no bound in time: rows of its {' and '.join(endless)} side "
+            "would be kept for ever. Say how far apart the event times (withWatermark) of two rows may be, as in "
+            "paid_at BETWEEN at AND at + INTERVAL 1 HOUR, or join on windows that are equal; or, if it is meant so, "
+            "allow_unbounded=True"
+        )
+
+
+class PairConditions:
+    """Conditions of an outer or semi join beside its keys and range, taken apart: what says something of one side alone
+    becomes a column of that side, and the rest compares such columns.
+
+    Attributes:
+        columns: expressions that each side's rows need, by the names of their columns.
+        when: of each side the column that says which of its rows may match at all; "": all.
+        condition: on pairs; None: there is none.
+    """
+
+    def __init__(self, catalyst: Catalyst, texts: Texts, join: Any, how: str, others: Sequence[Any]) -> None:
+        self._catalyst = catalyst
+        self._texts = texts
+        self._ids = [frozenset(map(id_of, items(side.output()))) for side in items(join.children())]
+        self.columns: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.when = ("", "")
+        self.condition: Condition | None = None
+        alone: tuple[list[Any], list[Any]] = ([], [])
+        pairs = []
+        outer = ({"left-outer", "full-outer"}, {"right-outer", "full-outer"})
+        for part in others:
+            side = self._side_of(part)
+            if side is not None and how in outer[side]:
+                alone[side].append(part)
+            else:
+                pairs.append(self._condition(part))
+        if pairs:
+            self.condition = pairs[0] if len(pairs) == 1 else Combined("and", tuple(pairs))
+        left, right = (
+            self._column(side, catalyst.all_of(parts)) if parts else None for side, parts in enumerate(alone)
+        )
+        self.when = (left.name if left else "", right.name if right else "")
+
+    def _side_of(self, expression: Any) -> int | None:
+        """Return the side whose columns are all that an expression reads; None if it reads both or draws numbers."""
+        read = {id_of(each) for each in items(expression.references().toSeq())}
+        if not expression.deterministic():
+            return None
+        return next((side for side, ids in enumerate(self._ids) if read <= ids), None)
+
+    def _column(self, side: int, expression: Any) -> Column:
+        name = f"{'lr'[side]}_if_{digest_of(self._texts.of(expression))}_{len(self.columns[side])}"
+        self.columns[side][name] = expression
+        return Column("right" if side else "left", name)
+
+    def _condition(self, expression: Any) -> Condition:
+        side = self._side_of(expression)
+        if side is not None:
+            return self._column(side, expression)
+        kind = kind_of(expression)
+        parts = items(expression.children())
+        if kind in _COMBINED:
+            return Combined(_COMBINED[kind], tuple(map(self._condition, parts)))
+        sides = [self._side_of(part) for part in parts]
+        if kind in _COMPARED and None not in sides and _type_name(parts[0]) in _COMPARABLE:
+            first, second = (self._column(at or 0, part) for at, part in zip(sides, parts, strict=True))
+            return Compared(_COMPARED[kind], first, second)
+        raise InvalidPipeline(
+            f"the condition {expression.sql()} of an outer or semi join of two streams is not supported beside equal "
+            "columns and a range of time: there it may compare (=, <, <=, >, >=, <=>, with AND, OR, NOT) what comes of "
+            "one side with what comes of the other. Filter a side before the join, or join inner"
+        )
+
+
+_COMBINED: Final = {"And": "and", "Or": "or", "Not": "not"}
+_COMPARED: Final = {
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+}
+_COMPARABLE: Final = frozenset(
+    {"byte", "short", "integer", "long", "float", "double", "decimal", "string", "binary", "boolean", "date"}
+    | {"timestamp", "timestamp_ntz"}
+)
+
+
+def _type_name(expression: Any) -> str:
+    return str(expression.dataType().typeName()).partition("(")[0]
 
 
 def _told(join: Any) -> str:
     return str(join.condition().get().sql()) if join.condition().isDefined() else "its conditions"
 
 
-def _are_times(left: Any, right: Any) -> bool:
-    return all(kind_of(key) == "AttributeReference" and is_marked(key) for key in (left, right))
+def _is_time(key: Any) -> bool:
+    return kind_of(key) == "AttributeReference" and is_marked(key)
 
 
 def _time_of(side: Any) -> Any:
-    """Return a side's column with event time."""
+    """Return a side's column with event time; None if it has none."""
     found = [column for column in items(side.output()) if is_marked(column)]
-    if len(found) != 1:
-        names = ", ".join(str(column.name()) for column in found) or "none"
+    if len(found) > 1:
+        names = ", ".join(str(column.name()) for column in found)
         raise InvalidPipeline(
-            f"each side of a join of two streams needs one column with event time, and one has {names}; select the one "
-            "that the condition is about"
+            f"each side of a join of two streams may have one column with event time, and one has {names}; select the "
+            "one that the condition is about"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def _bound(catalyst: Catalyst, sides: Sequence[Any], condition: Any) -> tuple[str, int] | None:
@@ -117,6 +217,10 @@ def _bound(catalyst: Catalyst, sides: Sequence[Any], condition: Any) -> tuple[st
     if kind not in _STRICT | _INCLUSIVE:
         return None
     marked = [[column for column in items(side.output()) if is_marked(column)] for side in sides]
+    times = {id_of(column) for columns in marked for column in columns}
+    if not all(marked) or {id_of(each) for each in items(condition.references().toSeq())} != times:
+        # Of both times only. Spark's helper takes `amount > 20` for a time, too: its rows then wait for ever.
+        return None
     # Spark forgets one millisecond later if rows of exactly that time may still match.
     exact_ms = 1 if kind in _INCLUSIVE else 0
     for side, own, others in (("upper", sides[0], marked[1]), ("lower", sides[1], marked[0])):
@@ -138,9 +242,11 @@ def _check_whole_millis(condition: Any) -> None:
 
 
 def _held_back_ms(catalyst: Catalyst, sides: Sequence[Any], condition: Any) -> int:
-    """Return how far Spark's watermark behind a join is behind that before it: as long as rows of a side are kept."""
-    if condition is None:
-        return 0
+    """Return how far Spark's watermark behind a join is behind that before it: as long as rows of a side are kept.
+
+    Args:
+        condition: its range of time.
+    """
     marked = [[column for column in items(side.output()) if is_marked(column)] for side in sides]
     kept = [
         catalyst.watermark_of_state(own.output(), others, condition, _WATERMARK_MS)

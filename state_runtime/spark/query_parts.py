@@ -13,7 +13,9 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-__all__ = ["Called", "Deduplicated", "Grouped", "Joined", "Part", "Processed", "Read", "Rows", "Stateful"]
+from state_runtime.base.joining import Condition, How
+
+__all__ = ["Called", "Deduplicated", "Given", "Grouped", "Joined", "Part", "Processed", "Read", "Rows", "Stateful"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,17 @@ class Read:
 
     frame: DataFrame
     name: str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A stream of the job that the query reads.
+
+    Attributes:
+        input: which of the query's inputs it is.
+    """
+
+    input: int
 
 
 @dataclass(frozen=True)
@@ -105,14 +118,19 @@ class Joined(Stateful):
 
     Attributes:
         right_keys: pairwise equal with `keys`.
+        lower_us, upper_us: -UNBOUNDED_US, UNBOUNDED_US: the range has no such end.
         held_back_ms: how far the watermark of its output is behind its own.
+        condition: on pairs of rows, beside keys and range.
+        when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
 
     right_keys: tuple[str, ...]
-    how: Literal["inner", "left-outer"]
+    how: How
     lower_us: int
     upper_us: int
     held_back_ms: int
+    condition: Condition | None = None
+    when: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,4 +145,4 @@ class Processed(Stateful):
     initial: DataFrame | None = field(default=None)
 
 
-Part: TypeAlias = Read | Rows | Grouped | Deduplicated | Joined | Processed
+Part: TypeAlias = Read | Given | Rows | Grouped | Deduplicated | Joined | Processed

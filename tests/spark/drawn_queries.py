@@ -102,10 +102,10 @@ def _rows(draw: random.Random, root: Path) -> tuple[Frame, str, int]:
     text, operators = f"orders ({delay_s} s) where {condition or 'true'}", 0
     made: Frame = frame
     for _ in range(draw.choice([0, 0, 1, 1, 2])):
-        step = draw.choice(["deduplicate", "within watermark", "join", "left join", "union", "filter"])
+        step = draw.choice([*_STEPS])
         made, told, stateful = _STEPS[step](draw, root, made)
         text, operators = f"{text}, {told}", operators + stateful
-        if step in ("join", "left join"):
+        if "join" in step:
             break  # rows of a join have two columns with event time, of which the next operators take one
     return made, text, operators
 
@@ -148,13 +148,17 @@ def _joined(how: str) -> Step:
             f"o.order = p.order AND paid_at {low} at - INTERVAL {before_s} SECONDS "
             f"AND paid_at {high} at + INTERVAL {after_s + 1} SECONDS"
         )
-        if how == "inner" and draw.random() < 0.3:
-            condition += " AND paid <> amount"
+        if draw.random() < 0.4:
+            # A number compared with a column is a bound in time to Spark (`SPARKS_WAY`).
+            condition += draw.choice([" AND paid <> amount", " AND (paid > amount OR shop = 'a')", " AND shop <=> 'b'"])
 
         def joined(spark: SparkSession) -> DataFrame:
             other = stream(spark, root, "payments", f"{delay_s} seconds").alias("p")
             rows = frame(spark).alias("o").join(other, F.expr(condition), how)
-            return rows.selectExpr("o.order", "customer", "coalesce(paid, amount) AS amount", "shop", "at")
+            if how == "left_semi":
+                return rows
+            time = "at" if how in ("inner", "left") else "paid_at AS at"
+            return rows.selectExpr("o.order", "customer", "coalesce(paid, amount) AS amount", "shop", time)
 
         return joined, f"{how} join payments ({delay_s} s) on {condition}", 1
 
@@ -165,7 +169,7 @@ _STEPS: dict[str, Step] = {
     "deduplicate": _deduplicated,
     "within watermark": _within,
     "join": _joined("inner"),
-    "left join": _joined("left"),
+    **{f"{how} join": _joined(how) for how in ("left", "right", "full", "left_semi")},
     "union": _united,
     "filter": _filtered,
 }

@@ -24,6 +24,8 @@ BEGIN_S = 1_700_000_000
 FILE_S = 10
 ROWS = 60
 ONCE = {"available_now": True}
+SPARKS_WAY = {"left join, a number in its condition": "left join, the same number"}
+"""Spark 4.3 takes `amount > 20` beside a range for a bound in time, and never gives rows without a match."""
 
 Query = Callable[[SparkSession], DataFrame]
 Batches = list[list[str]]
@@ -327,6 +329,38 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
                 timed_out, "customer long, n long, late boolean", "n long", "Append", "EventTimeTimeout")
         )),
         "no state": ("append", lambda spark: orders(spark).where("amount > 50").select("order", F.col("shop").alias("Shop"))),
+        "right join": ("append", lambda spark: joined(spark, "right").select("customer", "p.order", "paid", "at")),
+        "full join, both sides asked": ("append", lambda spark: (
+            joined(spark, "full", f"{near} AND shop = 'a' AND paid % 3 > 0 AND paid <> amount").select("o.order", "amount", "paid")
+        )),
+        "left join, a number in its condition": ("append", lambda spark: (
+            joined(spark, "left", f"{near} AND amount > 20 AND paid <= 70").select("o.order", "amount", "paid")
+        )),
+        SPARKS_WAY["left join, a number in its condition"]: ("append", lambda spark: (
+            joined(spark, "left", f"{near} AND abs(amount) > 20 AND abs(paid) <= 70").select("o.order", "amount", "paid")
+        )),
+        "left join, also by what is paid": ("append", lambda spark: (
+            joined(spark, "left", f"{near} AND (paid > amount OR p.order % 2 = 0 AND NOT paid <=> o.customer) AND abs(amount) < 60")
+            .groupBy(tumbling(), "shop").agg(F.count("*").alias("n"), F.sum("paid").alias("paid"))
+        )),
+        "semi join in SQL": ("append", by_sql(root, (
+            "SELECT customer, shop, at FROM orders o LEFT SEMI JOIN payments p ON o.order = p.order AND paid > amount AND "
+            "shop <> 'b' AND paid_at BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 12 SECONDS"
+        ))),
+        "semi join, then windows": ("append", lambda spark: (
+            joined(spark, "left_semi").groupBy(tumbling()).agg(F.count("*").alias("n"), F.sum("amount").alias("s"))
+        )),
+        "a join with one bound": ("append", lambda spark: (
+            joined(spark, condition="o.order = p.order AND paid_at >= at - INTERVAL 5 SECONDS").select("at", "paid", "paid_at")
+        )),
+        "a join of all time": ("append", lambda spark: (
+            orders(spark, None).alias("o").join(payments(spark, None).alias("p"), F.expr("o.order = p.order AND paid > amount"))
+            .select("customer", "paid")
+        )),
+        "a join with a clock on one side": ("append", lambda spark: (
+            orders(spark, None).alias("o").join(payments(spark).alias("p"), F.expr("o.order = p.order AND paid_at >= at"))
+            .select("customer", "paid", "paid_at")
+        )),
         "null keys of an inner join": ("append", lambda spark: (
             orders(spark).withColumn("order", F.expr(f"if(order >= {ROWS}, NULL, order)")).alias("o")
             .join(payments(spark).alias("p"), F.expr(near)).groupBy(tumbling(), "customer").agg(F.count("*").alias("n"))
@@ -335,12 +369,21 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
 
 
 def plain_job(
-    root: Path, query: Query, mode: str, into: Batches, names: Mapping[str, str] | None = None, **given: Any
+    root: Path,
+    query: Query,
+    mode: str,
+    into: Batches,
+    names: Mapping[str, str] | None = None,
+    *,
+    allow_unbounded: bool = True,
+    **given: Any,
 ) -> StreamingJob:
     """A job of a query; the rows of each epoch go to `into`."""
     settings = job_settings(**{"parallelism": 2, "local_dir": str(root / "local"), **given})
     job = StreamingJob("plain", store=str(root / "store"), settings=settings)
-    job.query(query, output_mode=mode, names=names).write(foreach_epoch(lambda frame, epoch: _keep(frame, into)))
+    job.query(query, output_mode=mode, names=names, allow_unbounded=allow_unbounded).write(
+        foreach_epoch(lambda frame, epoch: _keep(frame, into))
+    )
     return job
 
 

@@ -22,13 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
-from state_runtime.processors.builtin.interval_join import (
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import (
     LEFT,
     LEFT_COLUMN,
     RIGHT,
     RIGHT_COLUMN,
     SIDE_COLUMN,
-    IntervalJoinOperator,
     plan_interval_join,
 )
 from state_runtime.processors.grouping import GroupedRows, group_rows

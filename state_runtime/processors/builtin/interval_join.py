@@ -3,17 +3,20 @@
     left.key = right.key  and  left.time + lower <= right.time <= left.time + upper
 
 Rows of both sides wait in state until the watermark says that no later row of the other side can match them. The
-behaviour is that of Spark's stream-stream join with a time range, batch for batch:
+behaviour is that of Spark's stream-stream join, batch for batch:
 
 - A row with event time at or below the late watermark is dropped. Then all new rows are matched, with stored ones and
   with each other; only then is state removed. So a row that arrives with its time already past still meets the stored
   rows.
 - A left row is removed when `watermark - upper` has passed its time, a right row when `watermark + lower` has; Spark
-  removes one millisecond later than necessary, and so does Stillstate (`due` below).
-- Left outer: a left row that never matched is emitted, with nulls for the right side, when it is removed.
-- A null key matches nothing, not even null. Left outer emits such a row when its time comes.
-- A null time matches nothing, and no watermark passes it. Spark's left outer join keeps such a row for ever and never
-  emits it; here it is dropped at once, which gives the same output without the leak.
+  removes one millisecond later than necessary, and so does Stillstate (`due` below). Without such an end of the range
+  it stays for ever.
+- Outer: a row of the side that never matched is emitted, with nulls for the other side, when it is removed; one that a
+  condition on its side alone rules out comes at once, and does not wait.
+- Left semi: a left row is emitted once, with its first match, and does not wait any more.
+- A null key matches nothing, not even null. An outer side emits such a row when its time comes.
+- A null time matches nothing if there is a range, and no watermark passes it. Spark's outer join keeps such a row for
+  ever and never emits it; here it is dropped at once, which gives the same output without the leak.
 
 The input holds both streams, told apart by a column:
 
@@ -25,17 +28,20 @@ The input holds both streams, told apart by a column:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_runtime.base.errors import InvalidData, InvalidPipeline
-from state_runtime.processors.event_time import Times, check_event_time, micros_of, millis_up, plus
+from state_runtime.base.errors import InvalidData
+from state_runtime.base.joining import Column
+from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, SIDE_COLUMN, IntervalJoinPlan, JoinSide
+from state_runtime.processors.builtin.pair_condition import holds
+from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import process_slices
@@ -43,24 +49,7 @@ from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of
 
-__all__ = [
-    "LEFT",
-    "LEFT_COLUMN",
-    "MATCHED",
-    "RIGHT",
-    "RIGHT_COLUMN",
-    "SIDE_COLUMN",
-    "IntervalJoinOperator",
-    "IntervalJoinPlan",
-    "plan_interval_join",
-]
-
-LEFT, RIGHT = "left", "right"
-SIDE_COLUMN = "__stillstate_side"
-LEFT_COLUMN = "__stillstate_left"
-RIGHT_COLUMN = "__stillstate_right"
-MATCHED = "__stillstate_matched"
-"""Value column of the left state of a left outer join: whether the row has been emitted with a match."""
+__all__ = ["IntervalJoinOperator"]
 
 PLACE_BITS = 28
 STORED_ROWS_PER_READ = 1 << 20
@@ -69,117 +58,8 @@ STORED_ROWS_PER_READ = 1 << 20
 SCALE_MAX = 1 << 62
 """Maximum of key and time combined on a scale of microseconds."""
 
-How = Literal["inner", "left-outer"]
-
-
-@dataclass(frozen=True)
-class IntervalJoinPlan:
-    """The inputs and output of the join, as Arrow schemas.
-
-    Attributes:
-        keys: key columns, named as on the left side.
-        left, right: the other columns of each side, which the input's structs hold.
-        left_time, right_time: names of the event-time columns among them.
-        lower_us, upper_us: the range of `right time - left time`, both ends included, in microseconds.
-    """
-
-    keys: pa.Schema
-    left: pa.Schema
-    right: pa.Schema
-    left_time: str
-    right_time: str
-    lower_us: int
-    upper_us: int
-    how: How
-
-    @cached_property
-    def output_schema(self) -> pa.Schema:
-        """Keys, then the left side's other columns, then the right side's."""
-        return pa.schema([*self.keys, *self.left, *self.right])
-
-    @cached_property
-    def state_values(self) -> Mapping[str, pa.Schema]:
-        """The value columns of both states, for the manifest's DDL."""
-        matched = [pa.field(MATCHED, pa.bool_())] if self.how == "left-outer" else []
-        return {LEFT: pa.schema([*self.left, *matched]), RIGHT: self.right}
-
-    @property
-    def modes(self) -> str:
-        """The settings that cannot change while there is state: stored rows hold when they are due, their time, and
-        whether they matched."""
-        return f"{self.how}, {self.right_time} from {self.lower_us} to {self.upper_us} µs after {self.left_time}"
-
-
-def plan_interval_join(
-    left: pa.Schema,
-    right: pa.Schema,
-    *,
-    left_keys: Sequence[str],
-    right_keys: Sequence[str],
-    left_time: str,
-    right_time: str,
-    lower_us: int,
-    upper_us: int,
-    how: str,
-    uid: str,
-) -> IntervalJoinPlan:
-    """Check a join on the schemas of its inputs.
-
-    Args:
-        left, right: all columns of the two streams.
-        left_keys, right_keys: equally many, in the same order.
-
-    Raises:
-        InvalidPipeline: a column is missing, has another type than its counterpart or a name twice in the output, or
-            the range is empty.
-    """
-    where = f"operator {uid!r}, interval join"
-    if how not in ("inner", "left-outer"):
-        raise InvalidPipeline(f"{where}: how={how!r}; there are 'inner' and 'left-outer'")
-    if lower_us > upper_us:
-        raise InvalidPipeline(
-            f"{where}: the range is empty: its lower end lies {lower_us - upper_us} µs above its upper end"
-        )
-    if len(left_keys) != len(right_keys) or not left_keys:
-        raise InvalidPipeline(
-            f"{where}: {len(left_keys)} keys on the left, {len(right_keys)} on the right; pair them up"
-        )
-    for side, schema, names, time in (("left", left, left_keys, left_time), ("right", right, right_keys, right_time)):
-        missing = [name for name in names if schema.get_field_index(name) < 0]
-        if missing:
-            raise InvalidPipeline(
-                f"{where}: the {side} side has no key column {missing[0]!r}; it has {', '.join(schema.names)}"
-            )
-        check_event_time(schema, time, f"{where}, {side} side")
-        if time in names:
-            raise InvalidPipeline(
-                f"{where}: event-time column {time!r} of the {side} side is a key; keys must be equal, "
-                "times lie in a range"
-            )
-    for ours, theirs in zip(left_keys, right_keys):
-        if left.field(ours).type != right.field(theirs).type:
-            raise InvalidPipeline(
-                f"{where}: key {ours!r} has type {left.field(ours).type}, its counterpart {theirs!r} "
-                f"{right.field(theirs).type}; cast one"
-            )
-    plan = IntervalJoinPlan(
-        keys=pa.schema([left.field(name) for name in left_keys]),
-        left=pa.schema([f for f in left if f.name not in left_keys]),
-        right=pa.schema([f for f in right if f.name not in right_keys]),
-        left_time=left_time,
-        right_time=right_time,
-        lower_us=lower_us,
-        upper_us=upper_us,
-        how=how,  # type: ignore[arg-type]  # checked above
-    )
-    names = [name.lower() for name in plan.output_schema.names]
-    twice = sorted({name for name in plan.output_schema.names if names.count(name.lower()) > 1})
-    if twice:
-        raise InvalidPipeline(
-            f"{where}: both sides have columns named {', '.join(map(repr, twice))} (Spark does not tell case apart); "
-            "rename them on one side before the join, or leave out columns that are not needed"
-        )
-    return plan
+_NEVER: Final = np.iinfo(np.int64).max
+"""When a row is due that stays for ever; null in state."""
 
 
 @dataclass
@@ -190,7 +70,8 @@ class _Rows:
         group: number of the row's key among the epoch's keys.
         hashes: key hash of each row.
         micros: event time of each row.
-        entries, matched: of stored rows their places, and (left outer) whether they matched in an earlier epoch.
+        entries, matched: of stored rows their places, and (outer sides) whether they matched in an earlier epoch.
+        now: whether they matched in this one.
     """
 
     group: Positions
@@ -200,6 +81,10 @@ class _Rows:
     micros: Times
     entries: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     matched: Mask = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    now: Mask = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = np.zeros(len(self.hashes), dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -207,7 +92,7 @@ class _Rows:
     def pick(self, at: Positions) -> _Rows:
         """Return some of the rows."""
         taken = pa.array(at)
-        return _Rows(
+        picked = _Rows(
             group=self.group[at],
             hashes=self.hashes[at],
             keys=[k.take(taken) for k in self.keys],
@@ -216,6 +101,8 @@ class _Rows:
             entries=self.entries[at] if len(self.entries) else self.entries,
             matched=self.matched[at] if len(self.matched) else self.matched,
         )
+        picked.now = self.now[at]
+        return picked
 
 
 class _TimeIndex:
@@ -287,8 +174,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class IntervalJoinOperator(WokenWhenDue):
-    """The operator; emits matches as they are found, and unmatched left rows of a left outer join when they are
-    removed.
+    """The operator; emits matches as they are found, and unmatched rows of outer sides when they are removed.
 
     Attributes:
         state_ddl: Spark's DDL of the value columns of `left` and `right` (`plan.state_values`).
@@ -339,10 +225,6 @@ class IntervalJoinOperator(WokenWhenDue):
         """Match, then remove rows that the watermark has passed; the latter also without input rows."""
         return process_slices(slices, version, self.state_schemas, partial(self._run, clock, _Places(self.uid, clock)))
 
-    @property
-    def _outer(self) -> bool:
-        return self.plan.how == "left-outer"
-
     def _run(
         self,
         clock: EpochClock,
@@ -354,33 +236,47 @@ class IntervalJoinOperator(WokenWhenDue):
         due: bool,
     ) -> Iterator[pa.RecordBatch]:
         clock = clock if due else clock.held
-        left, right = (self._new_rows(rows, side, clock, result) for side in (LEFT, RIGHT))
-        matched = np.zeros(len(left), dtype=np.bool_)
-        flipped: list[_Rows] = []
-        for stored in self._stored(RIGHT, left, rows, version):
-            yield from self._match(left, stored, matched)
+        left = yield from self._new_rows(self._left, rows, clock, result)
+        right = yield from self._new_rows(self._right, rows, clock, result)
+        flips: dict[str, list[_Rows]] = {LEFT: [], RIGHT: []}
+        for stored in self._stored(self._right, left, rows, version):
+            yield from self._match(left, stored)
+            flips[RIGHT] += self._first_matches(self._right, stored)
         if len(right):
             index = _TimeIndex(right)
-            for stored in self._stored(LEFT, right, rows, version):
-                now = np.zeros(len(stored), dtype=np.bool_)
-                yield from self._match(stored, right, now, index)
-                if self._outer:
-                    flipped.append(stored.pick(np.flatnonzero(now & ~stored.matched)))
-            yield from self._match(left, right, matched, index)
-        flips = _together(flipped, self._side_columns(LEFT), self.plan.keys)
-        for name, new in ((LEFT, left), (RIGHT, right)):
-            gone = self._due(name, version, clock, result) if due else self.state_schemas[name].empty()
-            yield from self._remove_and_store(name, new, matched, flips, gone, places, clock, result)
+            for stored in self._stored(self._left, right, rows, version):
+                yield from self._match(stored, right, index)
+                flips[LEFT] += self._first_matches(self._left, stored)
+            yield from self._match(left, right, index)
+        for side, new in ((self._left, left), (self._right, right)):
+            first = _together(flips[side.name], side.columns, self.plan.keys)
+            if self.plan.is_semi and side.name == LEFT:
+                yield from self._left_rows(first)
+                yield from self._left_rows(new.pick(np.flatnonzero(new.now)))
+            gone = self._due(side.name, version, clock, result) if due else self.state_schemas[side.name].empty()
+            yield from self._remove_and_store(side, new, first, gone, places, clock, result)
+
+    @property
+    def _left(self) -> JoinSide:
+        return self.plan.sides["left"]
+
+    @property
+    def _right(self) -> JoinSide:
+        return self.plan.sides["right"]
 
     def _due(self, name: str, version: StateReader, clock: EpochClock, result: ShardResult) -> pa.RecordBatch:
         result.due_taken[name] = clock.watermark_ms
         return version.due(name, clock.watermark_ms)
 
+    def _first_matches(self, side: JoinSide, stored: _Rows) -> list[_Rows]:
+        """Return which stored rows have matched now and never before, if that is to be noted."""
+        is_noted = side.is_outer or (self.plan.is_semi and side.name == LEFT)
+        return [stored.pick(np.flatnonzero(stored.now & ~stored.matched))] if is_noted else []
+
     def _remove_and_store(
         self,
-        name: str,
+        side: JoinSide,
         new: _Rows,
-        matched: Mask,
         flipped: _Rows,
         gone: pa.RecordBatch,
         places: _Places,
@@ -390,92 +286,120 @@ class IntervalJoinOperator(WokenWhenDue):
         """Remove the rows of one side that the watermark has passed, stored or new; keep new rows that may still match.
 
         Args:
-            matched, flipped: of the left side, which new rows have a match, and the stored rows with their first match.
+            flipped: stored rows with their first match.
             gone: stored rows that are due.
         """
-        due = self._due_of(name, new.micros)
-        stays = due > clock.watermark_ms
-        at = np.flatnonzero(stays)
-        flags = []
-        if name == LEFT and self._outer:
-            yield from self._unmatched(gone, flipped)
-            yield from self._with_nulls(new.pick(np.flatnonzero(~stays & ~matched)))
-            flags = [matched[at]]
-        flips = flipped if name == LEFT else None
-        result.changes[name] = self._changes(name, new.pick(at), due[at], flags, gone, flips, places, clock)
-        result.rows_added += len(at) - gone.num_rows
+        stays = _due_of(side, new.micros) > clock.watermark_ms
+        if side.is_outer:
+            yield from self._unmatched(side, gone, flipped)
+            yield from self._with_nulls(side, new.pick(np.flatnonzero(~stays & ~new.now)))
+        if self.plan.is_semi and side.name == LEFT:
+            stays &= ~new.now
+        kept = new.pick(np.flatnonzero(stays))
+        # What is due goes anyway.
+        flipped = flipped.pick(np.flatnonzero(_due_of(side, flipped.micros) > clock.watermark_ms))
+        result.changes[side.name] = self._changes(side, kept, flipped, gone, places)
+        result.rows_added += len(kept) - gone.num_rows - (0 if side.is_outer else len(flipped))
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
-    def _side_columns(self, side: str) -> pa.Schema:
-        return self.plan.left if side == LEFT else self.plan.right
-
-    def _due_of(self, side: str, micros: Times) -> Times:
-        """Return the first watermark (ms) that removes a row: the earliest for Spark's `time <= watermark - …`."""
-        if side == LEFT:
-            return plus(millis_up(micros), 1 - (-self.plan.upper_us // 1000))
-        return plus(millis_up(micros), 1 - self.plan.lower_us // 1000)
-
-    def _new_rows(self, rows: GroupedRows, side: str, clock: EpochClock, result: ShardResult) -> _Rows:
-        """Return the side's rows of the epoch that can contribute to the result."""
-        columns = self._side_columns(side)
+    def _new_rows(
+        self, side: JoinSide, rows: GroupedRows, clock: EpochClock, result: ShardResult
+    ) -> Generator[pa.RecordBatch, None, _Rows]:
+        """Return the side's rows of the epoch that can contribute to the result; yield those that are answered already:
+        nothing can match them."""
         if rows.groups == 0:
-            return _together([], columns, self.plan.keys)
+            return _together([], side.columns, self.plan.keys)
         tags = rows.rows.column(SIDE_COLUMN).to_numpy(zero_copy_only=False)
-        at = np.flatnonzero(tags == (0 if side == LEFT else 1))
-        structs = rows.rows.column(LEFT_COLUMN if side == LEFT else RIGHT_COLUMN)
-        time = self.plan.left_time if side == LEFT else self.plan.right_time
-        micros, valid = micros_of(_take(structs.field(structs.type.get_field_index(time)), at))
-        keep = millis_up(micros) > clock.late_watermark_ms
-        if valid is not None:
-            result.late_rows += int(np.count_nonzero(~keep & valid))
-            keep &= valid
-        else:
+        at = np.flatnonzero(tags == side.number)
+        structs = rows.rows.column(side.struct)
+        micros, valid = self._times(side, structs, at)
+        keep = np.ones(len(at), dtype=np.bool_)
+        if side.time:
+            on_time = millis_up(micros) > clock.late_watermark_ms
+            keep &= on_time if valid is None else on_time | ~valid
             result.late_rows += len(at) - int(np.count_nonzero(keep))
+        if side.when:
+            may = _take(structs.field(structs.type.get_field_index(side.when)), at).fill_null(False)
+            never = ~may.to_numpy(zero_copy_only=False)
+            group = self._groups(rows)[at]
+            yield from self._with_nulls(side, self._picked(side, rows, structs, at, group, micros, keep & never))
+            keep &= ~never
+        if valid is not None and self.plan.has_range:
+            keep &= valid
         no_key = np.zeros(rows.groups, dtype=np.bool_)
         for key in rows.keys:
             if key.null_count:
                 no_key |= key.is_null().to_numpy(zero_copy_only=False)
-        group = np.repeat(np.arange(rows.groups), rows.stops - rows.starts)[at]
-        if side == RIGHT or not self._outer:
-            keep &= ~no_key[group]  # no null key on the right is kept, so none on the left finds a match
+        group = self._groups(rows)[at]
+        if not side.is_outer:
+            keep &= ~no_key[group]
+        group = np.where(no_key[group], rows.groups + side.number, group)  # a key that no row of the other side has
+        return self._picked(side, rows, structs, at, group, micros, keep)
+
+    def _times(self, side: JoinSide, structs: pa.Array, at: Positions) -> tuple[Times, Mask | None]:
+        if not side.time:
+            return np.zeros(len(at), dtype=np.int64), None
+        return micros_of(_take(structs.field(structs.type.get_field_index(side.time)), at))
+
+    def _groups(self, rows: GroupedRows) -> Positions:
+        return np.repeat(np.arange(rows.groups), rows.stops - rows.starts)
+
+    def _picked(
+        self,
+        side: JoinSide,
+        rows: GroupedRows,
+        structs: pa.Array,
+        at: Positions,
+        group: Positions,
+        micros: Times,
+        keep: Mask,
+    ) -> _Rows:
+        """Return some of a side's new rows.
+
+        Args:
+            at: of the side's rows, their places in the input; `group`, `micros` and `keep` are of these.
+        """
+        hashes = np.repeat(rows.hashes, rows.stops - rows.starts)[at]
         if not bool(keep.all()):
-            at, micros, group = at[keep], micros[keep], group[keep]
+            at, micros, group, hashes = at[keep], micros[keep], group[keep], hashes[keep]
         taken = pa.array(at)
         values = structs.take(taken).flatten()
         return _Rows(
             group,
-            rows.hashes[group],
+            hashes,
             [_as(rows.rows.column(name).take(taken), f.type) for name, f in zip(self.key_columns, self.plan.keys)],
-            [_as(values[structs.type.get_field_index(f.name)], f.type) for f in columns],
+            [_as(values[structs.type.get_field_index(f.name)], f.type) for f in side.columns],
             micros,
         )
 
-    def _stored(self, side: str, new: _Rows, rows: GroupedRows, version: StateReader) -> Iterator[_Rows]:
+    def _stored(self, side: JoinSide, new: _Rows, rows: GroupedRows, version: StateReader) -> Iterator[_Rows]:
         """Yield stored rows of a side for the keys of the other side's new rows; a bounded number of keys at a time."""
-        if len(new) == 0:
+        group = new.group[new.group < rows.groups]
+        if len(group) == 0:
             return
-        touched = new.group[np.append(True, new.group[1:] != new.group[:-1])]  # rows come key after key
-        bounds = version.entry_bounds(side, rows.hashes[touched])
+        touched = group[np.append(True, group[1:] != group[:-1])]  # rows come key after key
+        bounds = version.entry_bounds(side.name, rows.hashes[touched])
         touched, bounds = touched[bounds > 0], bounds[bounds > 0]
         piece = np.cumsum(bounds) // STORED_ROWS_PER_READ
         for keys in np.split(touched, np.flatnonzero(np.diff(piece)) + 1):
             if len(keys) == 0:
                 continue
             taken = pa.array(keys)
-            batch, offsets = version.read_entries(side, rows.hashes[keys], [k.take(taken) for k in rows.keys])
+            batch, offsets = version.read_entries(side.name, rows.hashes[keys], [k.take(taken) for k in rows.keys])
             if batch.num_rows:
                 yield self._rows_of(side, batch, np.repeat(keys, np.diff(offsets)))
 
-    def _rows_of(self, side: str, batch: pa.RecordBatch, group: Positions) -> _Rows:
+    def _rows_of(self, side: JoinSide, batch: pa.RecordBatch, group: Positions) -> _Rows:
         """Return stored rows as `_Rows`."""
-        schema = self.state_schemas[side]
+        schema = self.state_schemas[side.name]
         values = schema.values_of(batch)
-        time = self.plan.left_time if side == LEFT else self.plan.right_time
-        matched = np.zeros(0, dtype=np.bool_)
-        if side == LEFT and self._outer:
+        matched = np.zeros(batch.num_rows, dtype=np.bool_)
+        if side.is_outer:
             matched = values.pop().to_numpy(zero_copy_only=False)
-        micros, _ = micros_of(values[self._side_columns(side).get_field_index(time)])
+        micros = np.zeros(batch.num_rows, dtype=np.int64)
+        if side.time:
+            micros, _ = micros_of(values[side.columns.get_field_index(side.time)])
         return _Rows(
             group=group,
             hashes=hashes_of(batch),
@@ -488,16 +412,18 @@ class IntervalJoinOperator(WokenWhenDue):
 
     # --- output --------------------------------------------------------------------------------------------------
 
-    def _match(
-        self, left: _Rows, right: _Rows, matched: Mask, index: _TimeIndex | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield all pairs of two sets of rows; mark the left rows that have one."""
+    def _match(self, left: _Rows, right: _Rows, index: _TimeIndex | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all pairs of two sets of rows, of a semi join none; note which rows have one."""
         if len(left) == 0 or len(right) == 0:
             return
         index = index or _TimeIndex(right)
         begin, counts = index.ranges(left, self.plan.lower_us, self.plan.upper_us)
         hits = np.flatnonzero(counts)
-        matched[hits] = True
+        condition = self.plan.condition
+        if condition is None:
+            left.now[hits] = True
+            if self.plan.is_semi:
+                return
         begin, ends = begin[hits], np.cumsum(counts[hits])
         firsts = ends - counts[hits]
         total = int(ends[-1]) if len(hits) else 0
@@ -508,69 +434,91 @@ class IntervalJoinOperator(WokenWhenDue):
             low = np.maximum(firsts[chosen], start)
             count = np.minimum(ends[chosen], stop) - low
             ordinal = np.arange(start, stop) - np.repeat(firsts[chosen], count)
-            yield self._output(
-                left, np.repeat(hits[chosen], count), right, index.order[np.repeat(begin[chosen], count) + ordinal]
-            )
+            left_at = np.repeat(hits[chosen], count)
+            right_at = index.order[np.repeat(begin[chosen], count) + ordinal]
+            if condition is not None:
+                true = holds(condition, partial(self._column, left, left_at, right, right_at))
+                left_at, right_at = left_at[true], right_at[true]
+                left.now[left_at] = True
+            right.now[right_at] = True
+            if len(left_at) and not self.plan.is_semi:
+                yield self._output(left, left_at, right, right_at)
+
+    def _column(self, left: _Rows, left_at: Positions, right: _Rows, right_at: Positions, of: Column) -> pa.Array:
+        """Return a column of pairs."""
+        rows, at = (left, left_at) if of.side == LEFT else (right, right_at)
+        return _take(rows.values[self.plan.sides[of.side].columns.get_field_index(of.name)], at)
 
     def _output(self, left: _Rows, left_at: Positions, right: _Rows, right_at: Positions) -> pa.RecordBatch:
         ours, theirs = pa.array(left_at), pa.array(right_at)
         columns = [c.take(ours) for c in (*left.keys, *left.values)] + [c.take(theirs) for c in right.values]
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
-    def _with_nulls(self, left: _Rows) -> Iterator[pa.RecordBatch]:
-        """Yield left rows without a match, with nulls for the right side."""
-        for start in range(0, len(left), self.output_rows_per_batch):
-            columns = [c.slice(start, self.output_rows_per_batch) for c in (*left.keys, *left.values)]
-            columns += [pa.nulls(len(columns[0]), f.type) for f in self.plan.right]
+    def _left_rows(self, rows: _Rows) -> Iterator[pa.RecordBatch]:
+        """Yield left rows, without anything of the right side."""
+        for start in range(0, len(rows), self.output_rows_per_batch):
+            columns = [c.slice(start, self.output_rows_per_batch) for c in (*rows.keys, *rows.values)]
             yield pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
 
-    def _unmatched(self, gone: pa.RecordBatch, flipped: _Rows) -> Iterator[pa.RecordBatch]:
-        """Yield removed left rows that matched neither in an earlier epoch nor in this one."""
+    def _with_nulls(self, side: JoinSide, rows: _Rows) -> Iterator[pa.RecordBatch]:
+        """Yield a side's rows without a match, with nulls for the other side."""
+        for start in range(0, len(rows), self.output_rows_per_batch):
+            keys = [c.slice(start, self.output_rows_per_batch) for c in rows.keys]
+            own = [c.slice(start, self.output_rows_per_batch) for c in rows.values]
+            nulls = [pa.nulls(len(keys[0]), f.type) for f in (self.plan.right if side.name == LEFT else self.plan.left)]
+            columns = [*own, *nulls] if side.name == LEFT else [*nulls, *own]
+            yield pa.RecordBatch.from_arrays([*keys, *columns], schema=self.output_schema)
+
+    def _unmatched(self, side: JoinSide, gone: pa.RecordBatch, flipped: _Rows) -> Iterator[pa.RecordBatch]:
+        """Yield removed rows that matched neither in an earlier epoch nor in this one."""
         if gone.num_rows == 0:
             return
-        rows = self._rows_of(LEFT, gone, np.zeros(gone.num_rows, dtype=np.int64))
+        rows = self._rows_of(side, gone, np.zeros(gone.num_rows, dtype=np.int64))
         now = _contains(flipped.hashes, flipped.entries, rows.hashes, rows.entries)
-        yield from self._with_nulls(rows.pick(np.flatnonzero(~rows.matched & ~now)))
+        yield from self._with_nulls(side, rows.pick(np.flatnonzero(~rows.matched & ~now)))
 
     # --- state ---------------------------------------------------------------------------------------------------
 
     def _changes(
-        self,
-        name: str,
-        new: _Rows,
-        due: Times,
-        flags: list[Mask],
-        gone: pa.RecordBatch,
-        flipped: _Rows | None,
-        places: _Places,
-        clock: EpochClock,
+        self, side: JoinSide, new: _Rows, flipped: _Rows, gone: pa.RecordBatch, places: _Places
     ) -> pa.RecordBatch:
         """Return new rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
-        schema = self.state_schemas[name]
-        values = [*new.values, *(pa.array(flag) for flag in flags)]
-        at = places.next(len(new))
-        batches = [schema.batch(new.hashes, None, new.keys, values, entries=at, times=pa.array(due))]
-        if flipped is not None and len(flipped):
-            due = self._due_of(name, flipped.micros)
-            kept = flipped.pick(np.flatnonzero(due > clock.watermark_ms))
-            now = pa.array(np.ones(len(kept), dtype=np.bool_))
-            due = pa.array(due[due > clock.watermark_ms])
-            batches.append(
-                schema.batch(kept.hashes, None, kept.keys, [*kept.values, now], entries=kept.entries, times=due)
-            )
-        if gone.num_rows:
-            nothing = [pa.nulls(gone.num_rows, f.type) for f in schema.values]
-            removed = np.ones(gone.num_rows, dtype=np.bool_)
+        schema = self.state_schemas[side.name]
+        new.entries = places.next(len(new))
+        batches = [self._kept(side, new, new.now)]
+        removed = [gone] if gone.num_rows else []
+        if len(flipped):
+            noted = self._kept(side, flipped, np.ones(len(flipped), dtype=np.bool_))
+            (batches if side.is_outer else removed).append(noted)
+        for each in removed:
+            nothing = [pa.nulls(each.num_rows, f.type) for f in schema.values]
+            deleted = np.ones(each.num_rows, dtype=np.bool_)
             batches.append(
                 schema.batch(
-                    hashes_of(gone), removed, schema.keys_of(gone), nothing, entries=entries_of(gone),
-                    times=pa.nulls(gone.num_rows, pa.int64()),
+                    hashes_of(each), deleted, schema.keys_of(each), nothing, entries=entries_of(each),
+                    times=pa.nulls(each.num_rows, pa.int64()),
                 )
             )  # fmt: skip
         if len(batches) == 1:
             return batches[0]
         merged = pa.concat_batches(batches)
         return merged.take(pa.array(np.lexsort((entries_of(merged), hashes_of(merged)))))
+
+    def _kept(self, side: JoinSide, rows: _Rows, matched: Mask) -> pa.RecordBatch:
+        """Return rows of a side as its state has them."""
+        due = _due_of(side, rows.micros)
+        values = [*rows.values, *([pa.array(matched)] if side.is_outer else [])]
+        times = pa.array(due, mask=due == _NEVER)
+        return self.state_schemas[side.name].batch(
+            rows.hashes, None, rows.keys, values, entries=rows.entries, times=times
+        )
+
+
+def _due_of(side: JoinSide, micros: Times) -> Times:
+    """Return the first watermark (ms) that removes a row: the earliest for Spark's `time <= watermark - …`."""
+    if side.is_kept_for_ever:
+        return np.full(len(micros), _NEVER)
+    return plus(millis_up(micros), 1 - (-side.apart_us // 1000))
 
 
 def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:

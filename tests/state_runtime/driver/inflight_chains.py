@@ -21,11 +21,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from state_runtime import aggregates
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
-from state_runtime.processors.builtin.interval_join import (
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import (
     LEFT_COLUMN,
     RIGHT_COLUMN,
     SIDE_COLUMN,
-    IntervalJoinOperator,
     plan_interval_join,
 )
 from state_runtime.processors.builtin.windows import plan_windows

@@ -15,7 +15,8 @@ from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.inflight_fit import OperatorReads, refuse_misfits
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import Deduplicate
-from state_runtime.processors.builtin.interval_join import SIDE_COLUMN, IntervalJoinOperator, plan_interval_join
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import SIDE_COLUMN, plan_interval_join
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import count

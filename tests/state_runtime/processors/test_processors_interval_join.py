@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +18,15 @@ from model import HashOf, Key, canonical_key, colliding, examples, hash_function
 from sliced import in_slices, now_whole_now_sliced
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
+from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How
 from state_runtime.processors.builtin import interval_join
-from state_runtime.processors.builtin.interval_join import (
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import (
     LEFT,
     LEFT_COLUMN,
     RIGHT,
     RIGHT_COLUMN,
     SIDE_COLUMN,
-    IntervalJoinOperator,
     plan_interval_join,
 )
 from state_runtime.processors.grouping import GroupedRows, group_rows
@@ -41,16 +42,36 @@ LEFT_SCHEMA = pa.schema(
         ("l_at", TIME),
         ("score", pa.float64()),
         ("tags", pa.list_(pa.string())),
+        ("l_half", pa.int64()),
+        ("l_some", pa.bool_()),
     ]
 )
-RIGHT_SCHEMA = pa.schema([("r_at", TIME), ("r_name", pa.string()), ("r_score", pa.float64()), ("r_id", pa.int64())])
+RIGHT_SCHEMA = pa.schema(
+    [
+        ("r_at", TIME),
+        ("r_name", pa.string()),
+        ("r_score", pa.float64()),
+        ("r_id", pa.int64()),
+        ("r_half", pa.int64()),
+        ("r_some", pa.bool_()),
+    ]
+)
 # Few keys, so that they meet; with null in either column, NaN, and both zeros.
 KEYS: tuple[Key, ...] = (("a", 1.5), ("b", "nan"), ("", 0.0), (None, 1.5), ("a", None))
 Row = tuple[Key, int | None]
-Pair = tuple[int, int | None]
+Pair = tuple[int | None, int | None]
 
 
-def operator_of(how: str, lower_us: int, upper_us: int, rows_per_batch: int = 4) -> IntervalJoinOperator:
+ASKED = Compared("=", Column("left", "l_half"), Column("right", "r_half"))
+
+
+def operator_of(
+    how: str, lower_us: int, upper_us: int, rows_per_batch: int = 4, *, is_asked: bool = False
+) -> IntervalJoinOperator:
+    when = tuple(
+        f"{letter}_some" if is_asked and how in (f"{side}-outer", "full-outer") else ""
+        for letter, side in (("l", "left"), ("r", "right"))
+    )
     plan = plan_interval_join(
         LEFT_SCHEMA,
         RIGHT_SCHEMA,
@@ -62,6 +83,8 @@ def operator_of(how: str, lower_us: int, upper_us: int, rows_per_batch: int = 4)
         upper_us=upper_us,
         how=how,
         uid="join",
+        condition=ASKED if is_asked else None,
+        when=(when[0], when[1]),
     )
     ddl = dict.fromkeys((LEFT, RIGHT), "")
     return IntervalJoinOperator("join", ("name", "score"), "name string, score double", plan, ddl, rows_per_batch)
@@ -86,7 +109,10 @@ def tagged(
             pa.array([i if h else None for h, (_, _, _, i) in zip(here, rows, strict=True)], pa.int64()),
             pa.array([at if h else None for h, (_, _, at, _) in zip(here, rows, strict=True)], pa.int64()).cast(time),
         ]
-        names = [id_name, at_name]
+        ids = [i if h else None for h, (_, _, _, i) in zip(here, rows, strict=True)]
+        columns.append(pa.array([None if i is None else i % 2 for i in ids], pa.int64()))
+        columns.append(pa.array([None if i is None else i % 5 != 0 for i in ids], pa.bool_()))
+        names = [id_name, at_name, f"{id_name[0]}_half", f"{id_name[0]}_some"]
         if extra:
             columns.append(pa.array([[f"t{i}"] if h else None for h, (_, _, _, i) in zip(here, rows, strict=True)]))
             names.append("tags")
@@ -124,42 +150,62 @@ class Waiting:
 
 @dataclass
 class Model:
-    """Spark's rules, pair by pair: match everything, then remove by the state watermarks."""
+    """Spark's rules, pair by pair: match everything, then remove by the state watermarks.
+
+    Attributes:
+        is_asked: a pair must also have ids whose sum is even, and a left row that is to match, or a right one of an
+            outer join, an id that is no multiple of 5.
+    """
 
     how: str
     lower_us: int
     upper_us: int
+    is_asked: bool = False
     left: list[Waiting] = field(default_factory=list)
     right: list[Waiting] = field(default_factory=list)
     late: int = 0
+
+    @property
+    def outer(self) -> tuple[bool, bool]:
+        return self.how in ("left-outer", "full-outer"), self.how in ("right-outer", "full-outer")
 
     def epoch(
         self, left: Sequence[Row], right: Sequence[Row], watermark_ms: int, late_ms: int, first: int
     ) -> list[Pair]:
         pairs: list[Pair] = []
         new = []
-        for rows, null_keys_stay in ((left, self.how == "left-outer"), (right, False)):
+        has_range = self.lower_us != -UNBOUNDED_US or self.upper_us != UNBOUNDED_US
+        for side, (rows, is_outer) in enumerate(zip((left, right), self.outer, strict=True)):
             kept = []
             for n, (key, at) in enumerate(rows):
                 if at is not None and at <= late_ms * 1000:
                     self.late += 1
-                elif at is not None and (None not in key or null_keys_stay):
-                    kept.append(Waiting(key, at, first + n))
+                elif is_outer and self.is_asked and (first + n) % 5 == 0:
+                    pairs.append((first + n, None) if side == 0 else (None, first + n))
+                elif (at is not None or not has_range) and (None not in key or is_outer):
+                    kept.append(Waiting(key, at or 0, first + n))
             new.append(kept)
         for one in [*self.left, *new[0]]:
             for other in [*self.right, *new[1]]:
                 is_new = any(one is w for w in new[0]) or any(other is w for w in new[1])
                 in_range = one.at_us + self.lower_us <= other.at_us <= one.at_us + self.upper_us
-                if is_new and None not in one.key and one.key == other.key and in_range:
-                    pairs.append((one.id, other.id))
-                    one.matched = True
+                is_asked = not self.is_asked or (one.id + other.id) % 2 == 0
+                if is_new and None not in one.key and one.key == other.key and in_range and is_asked:
+                    if self.how != "left-semi":
+                        pairs.append((one.id, other.id))
+                    elif not one.matched:
+                        pairs.append((one.id, None))
+                    one.matched = other.matched = True
         # StreamingJoinHelper.getStateValueWatermark: ms, minus one because the range includes its ends.
         left_bound = ((watermark_ms * 1000 - self.upper_us) // 1000 - 1) * 1000
         right_bound = ((watermark_ms * 1000 + self.lower_us) // 1000 - 1) * 1000
         self.left, self.right = self.left + new[0], self.right + new[1]
-        if self.how == "left-outer":
+        if self.outer[0]:
             pairs += [(w.id, None) for w in self.left if w.at_us <= left_bound and not w.matched]
-        self.left = [w for w in self.left if w.at_us > left_bound]
+        if self.outer[1]:
+            pairs += [(None, w.id) for w in self.right if w.at_us <= right_bound and not w.matched]
+        is_done = self.how == "left-semi"
+        self.left = [w for w in self.left if w.at_us > left_bound and not (is_done and w.matched)]
         self.right = [w for w in self.right if w.at_us > right_bound]
         return pairs
 
@@ -217,12 +263,13 @@ def pairs_of(batches: Sequence[pa.RecordBatch], lefts: dict[int, Row], rights: d
     """Ids of the pairs; all other columns must be those of the rows."""
     pairs: Counter[Pair] = Counter()
     for row in (row for batch in batches for row in batch.to_pylist()):
-        key, at = lefts[row["l_id"]]
-        assert canonical_key(row["name"], row["score"]) == key
-        assert _micros(row["l_at"]) == at
-        assert row["tags"] == [f"t{row['l_id']}"]
-        assert _micros(row["r_at"]) == (None if row["r_id"] is None else rights[row["r_id"]][1])
-        pairs[row["l_id"], row["r_id"]] += 1
+        left, right = row["l_id"], row.get("r_id")  # a semi join has no right side
+        keys = {rows[n][0] for n, rows in ((left, lefts), (right, rights)) if n is not None}
+        assert keys == {canonical_key(row["name"], row["score"])}
+        assert _micros(row["l_at"]) == (None if left is None else lefts[left][1])
+        assert row["tags"] == (None if left is None else [f"t{left}"])
+        assert _micros(row.get("r_at")) == (None if right is None else rights[right][1])
+        pairs[left, right] += 1
     return pairs
 
 
@@ -234,6 +281,15 @@ times = st.none() | st.integers(0, 24).map(lambda n: n * 500 + 1)  # µs, around
 rows = st.lists(st.tuples(st.sampled_from(KEYS), times), max_size=8)
 epochs = st.lists(st.tuples(rows, rows, st.integers(0, 4)), min_size=1, max_size=6)
 bounds = st.tuples(st.integers(-6, 6), st.integers(-6, 6)).map(lambda b: (min(b) * 500, max(b) * 500))
+open_ends = st.tuples(
+    bounds, st.sampled_from([(False, False), (False, False), (True, False), (False, True), (True, True)])
+)
+ranges = open_ends.map(
+    lambda drawn: (
+        -UNBOUNDED_US if drawn[1][0] else drawn[0][0],
+        UNBOUNDED_US if drawn[1][1] else drawn[0][1],
+    )
+)
 
 
 @pytest.fixture(params=[interval_join.SCALE_MAX, 0], ids=["microseconds", "ranks"])
@@ -244,19 +300,20 @@ def scale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(
     epochs,
-    bounds,
-    st.sampled_from(["inner", "left-outer"]),
+    ranges,
+    st.sampled_from(get_args(How)),
     hash_functions,
     st.sampled_from([1, 3, 100]),
     st.booleans(),
+    st.booleans(),
 )
-@examples(200)
+@examples(300)
 def test_the_join_is_two_lists(
-    scale: None, epochs: list[Any], bounds: Any, how: str, hash_of: HashOf, per_batch: int, in_runs: bool
+    scale: None, epochs: list[Any], ends: Any, how: str, hash_of: HashOf, per_batch: int, in_runs: bool, is_asked: bool
 ) -> None:
     """Any rows over epochs with any watermarks: the pairs, the unmatched rows, the state and the late rows of each epoch."""
-    job = Job(operator_of(how, *bounds, rows_per_batch=per_batch), in_runs=in_runs)
-    model = Model(how, *bounds)
+    job = Job(operator_of(how, *ends, rows_per_batch=per_batch, is_asked=is_asked), in_runs=in_runs)
+    model = Model(how, *ends, is_asked)
     lefts: dict[int, Row] = {}
     rights: dict[int, Row] = {}
     watermark = late = first = 0
@@ -268,10 +325,8 @@ def test_the_join_is_two_lists(
         produced = job.epoch(given_rows, watermark, late)
         assert all(0 < batch.num_rows <= per_batch for batch in produced)
         assert pairs_of(produced, lefts, rights) == Counter(model.epoch(left, right, watermark, late, first))
-        assert job.stored(LEFT) == Counter(
-            (w.key, w.id, w.matched if how == "left-outer" else None) for w in model.left
-        )
-        assert job.stored(RIGHT) == Counter((w.key, w.id, None) for w in model.right)
+        for name, rows, is_outer in zip((LEFT, RIGHT), (model.left, model.right), model.outer, strict=True):
+            assert job.stored(name) == Counter((w.key, w.id, w.matched if is_outer else None) for w in rows)
         assert job.late == model.late
         late, first = watermark, first + 10
 
@@ -431,7 +486,7 @@ def test_a_manifest_says_what_cannot_change() -> None:
     entry = operator_of("left-outer", -1000, 500).entry()
     assert (entry.kind, entry.modes) == ("interval-join", "left-outer, r_at from -1000 to 500 µs after l_at")
     assert [(s.name, s.kind, s.time) for s in entry.states] == [("left", "rows", "due"), ("right", "rows", "due")]
-    assert operator_of("inner", -1000, 500).plan.state_values[LEFT].names == ["l_id", "l_at", "tags"]
+    assert operator_of("inner", -1000, 500).plan.state_values[LEFT] == operator_of("inner", -1000, 500).plan.left
     assert operator_of("left-outer", 0, 0).plan.state_values[LEFT].names[-1] == "__stillstate_matched"
     assert operator_of("inner", 0, 0).time_domain == "event"
 
@@ -439,7 +494,7 @@ def test_a_manifest_says_what_cannot_change() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"how": "outer"}, "how='outer'; there are 'inner' and 'left-outer'"),
+        ({"how": "outer"}, "how='outer'; there are 'inner', 'left-outer', 'right-outer', 'full-outer', 'left-semi'"),
         ({"lower_us": 2, "upper_us": 1}, "the range is empty: its lower end lies 1 µs above"),
         ({"left_keys": ["name"]}, "1 keys on the left, 2 on the right"),
         ({"left_keys": [], "right_keys": []}, "0 keys on the left, 0 on the right"),
