@@ -20,14 +20,16 @@ from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import standing_in
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.paths import (
+    CHANGELOG_DIR,
     JOB_FILE,
     OUTPUTS_DIR,
     SNAPSHOTS_DIR,
     check_job_name,
     manifest_path,
+    named_snapshot_of,
     snapshot_id_of,
 )
-from state_runtime.snapshot.term_files import RunStatus, read_status
+from state_runtime.snapshot.term_files import RunStatus, newest_term, read_status
 from state_runtime.store import Store
 
 __all__ = ["Catalog", "read_job_info"]
@@ -129,14 +131,18 @@ class Catalog:
                 continue  # a folder without manifest: its writer died, or is just about to finish
         return None
 
-    def latest_to_go_back_from(self) -> Manifest | None:
+    def latest_to_go_back_from(self, *, has_claimed: bool = False) -> Manifest | None:
         """Return the facts of the newest snapshot for `gone_back`, even if its manifest is unreadable; None before the
         first.
 
         Only for a caller that has named an older snapshot to go back to. The newest id is that of the listing. If its
         manifest is damaged or of a newer format, the newest readable one below it stands in for it (`standing_in`),
-        with the output that may not be published yet. Staged files below the root are deleted only once a later
-        checkpoint has settled their output.
+        with the output that may not be published yet. A later checkpoint deletes the staged files below the root, so
+        output without them is left out if there was one. If that is not certain, they may have been lost: the output
+        stays, and the start that is to deliver it says so.
+
+        Args:
+            has_claimed: the caller holds the newest term, and has made no snapshot with it yet.
 
         Raises:
             CorruptManifest, UnsupportedFormat: no manifest can be read.
@@ -152,16 +158,33 @@ class Catalog:
                 continue
             if unreadable is None:
                 return found
-            pending = tuple(output for output in found.outputs if not self._is_settled(output))
-            return standing_in(replace(found, outputs=pending), newest_id)
+            return standing_in(replace(found, outputs=self._pending(found, newest_id, has_claimed)), newest_id)
         if unreadable is not None:
             raise unreadable
         return None
 
-    def _is_settled(self, output: StagedOutput) -> bool:
+    def _pending(self, found: Manifest, newest_id: int, has_claimed: bool) -> tuple[StagedOutput, ...]:
+        whole = tuple(output for output in found.outputs if self._is_staged(output))
+        if len(whole) == len(found.outputs) or self._has_checkpoint_after(found, newest_id, has_claimed):
+            return whole
+        return found.outputs
+
+    def _is_staged(self, output: StagedOutput) -> bool:
         # One missing file is enough: the process that deleted them may have been killed in between.
         staged = (file.staged for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/"))
-        return any(not self.root.exists(path) for path in staged)
+        return all(self.root.exists(path) for path in staged)
+
+    def _has_checkpoint_after(self, found: Manifest, newest_id: int, has_claimed: bool) -> bool:
+        """Return whether one of the unreadable snapshots after `found` is certainly a checkpoint, and so its output
+        delivered: a run delivers what it begins from before its first epoch."""
+        # A run has a term of its own and makes one fencing snapshot: if there are more snapshots than terms since, one
+        # of them is a checkpoint. Without the term of `found` the folder was not copied whole, and tells nothing.
+        runs = newest_term(self.root) - has_claimed - found.term
+        if 0 <= runs < newest_id - found.snapshot_id:
+            return True
+        # A start may use up a term and make no snapshot. Only epochs write segments, named for the snapshot to come.
+        written_for = (named_snapshot_of(segment.path) for segment in self.root.list_objects(CHANGELOG_DIR))
+        return any(snapshot_id is not None and snapshot_id > found.snapshot_id for snapshot_id in written_for)
 
     def progress(self, manifest: Manifest) -> Progress | None:
         """Return the complete numbers of a checkpoint's epoch if they are known by now; else those of its manifest.

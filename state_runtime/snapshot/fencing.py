@@ -178,11 +178,11 @@ def open_run(
     """
 
     # The content is read before the term is claimed, so that a damaged root costs nothing.
-    def newest() -> Manifest | None:
+    def newest(*, has_claimed: bool) -> Manifest | None:
         # Only a caller that has named an older snapshot may leave an unreadable newest one behind.
-        return catalog.latest() if back_to is None else catalog.latest_to_go_back_from()
+        return catalog.latest() if back_to is None else catalog.latest_to_go_back_from(has_claimed=has_claimed)
 
-    found = newest()
+    found = newest(has_claimed=False)
     if found is not None:
         check_belongs(found, info, catalog.root.url, own=True)
     target = catalog.manifest(back_to) if isinstance(back_to, int) else back_to
@@ -198,7 +198,7 @@ def open_run(
 
     def propose() -> Proposal[Manifest]:
         nonlocal follows_ms
-        latest = newest()
+        latest = newest(has_claimed=True)
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} expired while term {term.term} was starting")
         if latest is None:

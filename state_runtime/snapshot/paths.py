@@ -10,6 +10,7 @@ from state_runtime.base.limits import NAME_CHARS_MAX
 __all__ = [
     "BOUNDARY_DIR",
     "BUILDING_FILE",
+    "CHANGELOG_DIR",
     "CLAIM_FILE",
     "CONTROL_DIR",
     "CONVERSION_FILE",
@@ -59,6 +60,7 @@ BUILDING_FILE = "building.json"
 MOVED_FILE = "moved.json"
 PUBLISHED_FILE = "published.json"
 TERMS_DIR = "terms"
+CHANGELOG_DIR = "changelog"
 SNAPSHOTS_DIR = "snapshots"
 CONTROL_DIR = "control"
 MATERIALIZATIONS_DIR = "materializations"
@@ -165,7 +167,7 @@ def savepoint_path(name: str) -> str:
 
 
 def segment_path(term: int, name: str) -> str:
-    return f"changelog/{term:0{_DIGITS}d}/{name}"
+    return f"{CHANGELOG_DIR}/{term:0{_DIGITS}d}/{name}"
 
 
 def shard_file_path(term: int, operator: str, name: str) -> str:

@@ -284,6 +284,13 @@ GUARDS: tuple[Guard, ...] = (
         "tests/state_runtime/changelog/test_inflight_passes.py::test_a_listing_of_other_rows_than_its_snapshot_names_is_damage",
     ),
     Guard(
+        "go-back-lost-output",
+        "state_runtime/snapshot/catalog.py",
+        "        if len(whole) == len(found.outputs) or self._has_checkpoint_after(found, newest_id, has_claimed):\n",
+        "        if True:\n",
+        "tests/state_runtime/pipeline/test_sinks.py::test_a_staged_file_that_was_lost_is_never_taken_as_delivered",
+    ),
+    Guard(
         "begin-newest-damaged",
         "state_runtime/driver/start_position.py",
         "self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()",

@@ -28,7 +28,8 @@ from state_runtime.pipeline.staged import StagedFiles, staged_outputs
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.paths import manifest_path, named_for, segment_path
+from state_runtime.snapshot.term_files import claim_term
 from state_runtime.store import LocalStore, open_store
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -309,6 +310,65 @@ def test_going_back_names_no_output_for_publishing_that_was_published_and_remove
     assert all(job.root.exists(file.staged) for output in found.outputs for file in output.files)
     for output in found.outputs:
         sink.publish_again(spec, output, spark=None)
+
+
+@pytest.mark.parametrize("way", ["rollback", "start"])
+def test_a_staged_file_that_was_lost_is_never_taken_as_delivered(tmp_path: Path, way: str) -> None:
+    """The newest manifest cannot be read, and may be the fencing snapshot of a run that delivered nothing. So a staged
+    file of the one before that is not there was not removed by a checkpoint for certain: to go on would lose it."""
+    job = Job(open_store(str(tmp_path)))
+    sink = foreach_epoch(print)
+    spec = sink.spec(job.name, job.committer.info.uid, "calls", (str(tmp_path / job.name), {}))
+    output = stage(spec, 2, [("a", 1)], [("b", 1)])
+    target = job.committer.commit(replace(job.committer.last, kind="checkpoint", epoch=2, outputs=(output,)))
+    job.start()
+    job.root.put(manifest_path(job.committer.last.snapshot_id), b"")
+    job.root.delete(output.files[1].staged)
+    catalog = Catalog.of_root(job.root, job.clock)
+    if way == "rollback":
+        plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
+        execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
+    else:
+        beginning = StartPosition(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
+        beginning.look()
+        beginning.open(lambda info: target, host="h", pid=1)
+    found = catalog.latest()
+    assert found is not None
+    assert found.outputs == target.outputs
+    with pytest.raises(MissingFile, match=r"epoch 2.*--from-snapshot"):
+        sink.publish_again(spec, output, spark=None)
+
+
+def test_a_segment_of_a_later_epoch_shows_that_output_was_delivered(tmp_path: Path) -> None:
+    """Starts that ended before their first snapshot have used up terms, so the numbers alone no longer tell whether
+    the newest snapshot, which cannot be read, is a checkpoint. An epoch begins only after what was before is delivered.
+    In a folder that was copied without its terms the numbers tell nothing either."""
+    job = Job(open_store(str(tmp_path)))
+    sink = foreach_epoch(print)
+    spec = sink.spec(job.name, job.committer.info.uid, "calls", (str(tmp_path / job.name), {}))
+    output, term = stage(spec, 2, [("a", 1)]), job.committer.term.term
+    target = job.committer.commit(replace(job.committer.last, kind="checkpoint", epoch=2, outputs=(output,)))
+    newest = job.committer.commit(replace(target, epoch=3, outputs=()))
+    sink.settle(spec, output)
+    job.root.put(manifest_path(newest.snapshot_id), b"")
+
+    def pending() -> tuple[StagedOutput, ...]:
+        found = Catalog.of_root(job.root, job.clock).latest_to_go_back_from()
+        assert found is not None
+        return found.outputs
+
+    assert pending() == ()
+    claim_term(job.root, actor=Actor(job.clock, job.ids, "h", 1))
+    assert pending() == (output,)
+    job.root.put(segment_path(term, f"{named_for(target.snapshot_id, 'direct-calls')}-{job.ids.uid()}.seg"), b"")
+    assert pending() == (output,)
+    job.root.put(segment_path(term, f"{newest.snapshot_id:020d}-{job.ids.uid()}.seg"), b"")
+    assert pending() == ()
+
+    for folder in ("terms", "changelog"):
+        for found in [*job.root.list_objects(folder)]:
+            job.root.delete(found.path)
+    assert pending() == (output,)
 
 
 def test_a_staged_file_that_is_lost_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
