@@ -14,6 +14,7 @@ import typer
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import Backend, VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.orchestration.commands.base import (
@@ -230,7 +231,7 @@ def _migrator(job: str, config: Path | None) -> Migrator:
 
     spec = load_spec(config)
     job_spec = spec.job(job)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
     return migrator_of(
         job_spec,
         catalog_of,

@@ -16,6 +16,7 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import VerifyLevel
 from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
@@ -184,7 +185,7 @@ def _carry(
             independent=independent,
             progress=None if bar is None else lambda now: bar(now.bytes_done, now.bytes),
             threads=threads,
-            actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid()),
+            actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space()),
         )
     _show(plan, result, result_text(result), as_json=as_json)
 

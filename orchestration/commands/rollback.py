@@ -11,6 +11,7 @@ import typer
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import VerifyLevel
 from stillstate.orchestration.commands.base import (
     ConfigOption,
@@ -88,7 +89,7 @@ def rollback(
             print(f"would do this: {what}")
         return
     confirm(what if yes else f"{what} Go on?", yes=yes)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
     with bytes_bar(f"{job}: check") as read:
         refuse_damaged(catalog, plan, actor, verify, read)
     with count_bar(f"{job}: copy", "objects") as show:

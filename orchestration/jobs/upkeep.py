@@ -13,6 +13,7 @@ import dagster as dg
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import JobNotFound
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.schedules import Period, cron_of
@@ -124,7 +125,7 @@ def asset_of(spec: dg.AssetSpec, *resources: str) -> Callable[[Callable[..., Any
 
 def actor_of(stillstate: StillstateResource) -> Actor:
     """Return this process as an actor."""
-    return Actor(stillstate.clock(), SYSTEM_IDS, socket.gethostname(), os.getpid())
+    return Actor(stillstate.clock(), SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
 
 
 def started(catalog: Catalog, log: Any) -> bool:

@@ -17,12 +17,14 @@ class Actor:
     Attributes:
         clock, ids: the only time and the only randomness that it uses.
         host, pid: its process, as documents in the store name it for people; empty if no document names it.
+        process_space: where `pid` is that process only (base/process_space.py); empty if it is not known.
     """
 
     clock: Clock
     ids: Ids
     host: str = ""
     pid: int = 0
+    process_space: str = ""
 
     @property
     def owner(self) -> str:

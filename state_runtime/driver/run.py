@@ -183,8 +183,9 @@ class JobRun:
         local_dir = private_local_dir(plan.settings.local_dir)
         scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()
-        host, pid, time_zone = socket.gethostname(), os.getpid(), self._time_zone()
-        committer = beginning.open(self._empty, host=host, pid=pid, clock=TrustedClock(self._clock, self._root.now_ms))
+        host, pid, space, time_zone = socket.gethostname(), os.getpid(), process_space(), self._time_zone()
+        clock = TrustedClock(self._clock, self._root.now_ms)
+        committer = beginning.open(self._empty, host=host, pid=pid, process_space=space, clock=clock)
         info = committer.info
         # Another start may have been first: then a snapshot exists that was not there before.
         began_empty = before is None and committer.last.snapshot_id == 1
@@ -207,7 +208,7 @@ class JobRun:
             parallelism=parallelism,
             backend=self._plan.settings.backend,
             settings=started_by.settings,
-            process_space=process_space(),
+            process_space=space,
             time_zone=time_zone,
         )
         checkpoint = self._spark_checkpoint(scratch, committer, _source_numbers(sources, committer.last, allowed))

@@ -365,12 +365,19 @@ class StartPosition:
     # --- opening -------------------------------------------------------------------------------------------------
 
     def open(
-        self, empty: Callable[[JobInfo], Manifest], *, host: str, pid: int, clock: Clock | None = None
+        self,
+        empty: Callable[[JobInfo], Manifest],
+        *,
+        host: str,
+        pid: int,
+        process_space: str = "",
+        clock: Clock | None = None,
     ) -> Committer:
         """Begin the run; the job has a fencing snapshot when it returns. Repeat it after an error or a crash.
 
         Args:
             empty: returns the content of a job that begins with nothing.
+            host, pid, process_space: the run's process, see `Actor`.
             clock: for processing time and the dates of the run's snapshots, if it is another one.
 
         Raises:
@@ -381,7 +388,7 @@ class StartPosition:
                 snapshot.
             Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
         """
-        actor = Actor(clock or self._clock, self._ids, host, pid)
+        actor = Actor(clock or self._clock, self._ids, host, pid, process_space)
         source = self._source
         if source is None:
             info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)

@@ -43,13 +43,18 @@ RunState = Literal["starting", "running", "stopped", "finished", "failed", "fenc
 
 @dataclass(frozen=True)
 class Term:
-    """One run of a job; the number only grows."""
+    """One run of a job; the number only grows.
+
+    Attributes:
+        process_space: where `pid` is only this run (`base/process_space.py`); empty if the run did not record it.
+    """
 
     term: int
     run_uid: str
     host: str
     pid: int
     started_at_ms: int
+    process_space: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,15 @@ def claim_term(store: Store, *, actor: Actor, above: int = 0) -> Term:
     """
 
     def propose() -> Proposal[Term]:
-        term = Term(max(newest_term(store), above) + 1, actor.ids.uid(), actor.host, actor.pid, actor.clock.now_ms())
-        return Proposal(term_path(term.term), encode_document("term", term), term)
+        term = Term(
+            term=max(newest_term(store), above) + 1,
+            run_uid=actor.ids.uid(),
+            host=actor.host,
+            pid=actor.pid,
+            started_at_ms=actor.clock.now_ms(),
+            process_space=actor.process_space,
+        )
+        return Proposal(term_path(term.term), encode_document("term", term, younger={"process_space": ""}), term)
 
     def contended() -> Fenced:
         return Fenced(
@@ -169,6 +181,7 @@ def _starting(store: Store, term: int) -> RunStatus:
         heartbeat_interval_s=0.0,
         pid=claim.pid,
         host=claim.host,
+        process_space=claim.process_space,
     )
 
 

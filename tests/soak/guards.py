@@ -291,6 +291,13 @@ GUARDS: tuple[Guard, ...] = (
         "tests/state_runtime/pipeline/test_sinks.py::test_a_staged_file_that_was_lost_is_never_taken_as_delivered",
     ),
     Guard(
+        "term-process-space",
+        "state_runtime/snapshot/term_files.py",
+        "        process_space=claim.process_space,\n",
+        "",
+        f"{_COMMIT}test_a_run_that_has_not_spoken_yet_tells_by_its_term_where_its_process_is",
+    ),
+    Guard(
         "begin-newest-damaged",
         "state_runtime/driver/start_position.py",
         "self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()",

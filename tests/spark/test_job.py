@@ -27,13 +27,15 @@ from state_runtime.base.errors import (
     UserCodeError,
 )
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.driver import source_quiet
 from state_runtime.driver.run import StartedBy
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
-from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.document import FORMAT_VERSION, decode_document
+from state_runtime.snapshot.paths import manifest_path, term_path
+from state_runtime.snapshot.term_files import Term
 from state_runtime.store import open_store
 from tests.job_settings import job_settings
 
@@ -207,7 +209,9 @@ def test_a_stop_request_ends_the_run_after_an_epoch(spark: SparkSession, tmp_pat
     assert result.state == "stopped"
     status = Catalog(store, "steps").status()
     assert status is not None
-    assert status.state == "stopped"
+    assert (status.state, status.process_space) == ("stopped", process_space())
+    term = decode_document("term", Term, store.child("steps").read(term_path(status.term), 10_000), "term")
+    assert (term.run_uid, term.process_space) == (status.run_uid, process_space())
     run(spark, two_step_job(tmp_path))
     assert_equals_batch(spark, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from state_runtime.base.errors import (
     UnsupportedFormat,
 )
 from state_runtime.base.process_space import process_space
+from state_runtime.driver.start_position import StartPosition
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop, request_stop
@@ -31,7 +33,7 @@ from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, read_boundary
 from state_runtime.snapshot.fencing import live_run, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
-from state_runtime.snapshot.paths import JOB_FILE, boundary_path, heartbeat_path, manifest_path
+from state_runtime.snapshot.paths import JOB_FILE, boundary_path, heartbeat_path, manifest_path, term_path
 from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, read_status, write_status
 from state_runtime.store import Created
 
@@ -282,6 +284,25 @@ def test_a_live_run_in_another_container_of_the_same_host_name_is_not_taken_for_
     assert live_run(catalog, clock) is not None
     clock.advance_s(11)
     assert live_run(catalog, clock) is None, "its heartbeat says in the end that it is gone"
+
+
+@pytest.mark.parametrize(
+    ("space", "is_live"), [("another boot:1", True), (process_space(), False), ("", False)], ids=["other", "own", "old"]
+)
+def test_a_run_that_has_not_spoken_yet_tells_by_its_term_where_its_process_is(
+    catalog: Catalog, clock: FakeClock, ids: CountingIds, space: str, is_live: bool
+) -> None:
+    """Between its claim and its first heartbeat. Without the space, as earlier versions wrote terms, the name of the
+    host must do; their bytes are what they were."""
+    beginning = StartPosition(catalog, clock=clock, ids=ids)
+    beginning.look()
+    opened = beginning.open(lambda info: empty_manifest(), host=HERE, pid=dead_pid(), process_space=space)
+    status = catalog.status()
+    assert status is not None
+    assert (status.state, status.process_space) == ("starting", space)
+    assert (live_run(catalog, clock) is not None) == is_live
+    body = json.loads(catalog.root.read(term_path(opened.term.term), 10_000).splitlines()[1])
+    assert ("process_space" in body) == bool(space)
 
 
 def test_a_run_whose_process_is_gone_from_this_host_turns_nobody_away(
