@@ -17,7 +17,7 @@ from state_runtime.base.limits import GIB, KIB, MIB
 from state_runtime.base.settings import JobSettings, UploadSettings
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.parts import decode_part
-from state_runtime.changelog.parts_writer import WrittenParts
+from state_runtime.changelog.parts_writer import PartsWriter, WrittenParts
 from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.store import Store
@@ -229,6 +229,24 @@ def test_an_upload_that_nobody_needs_is_deleted(arrived: bool) -> None:
     upload.abandon()
     time.drain()
     assert (store.puts, store.objects) == (1, {})
+
+
+def test_a_writer_that_is_abandoned_takes_back_all_of_its_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that arrived and those under way: the epoch failed before anybody could name them."""
+    monkeypatch.setattr("state_runtime.changelog.parts_writer._OBJECT_BYTES", 1)
+    time, store = VirtualTime(), Script()
+    uploader = Uploader(UploadSettings.model_construct(timeout_s=1, attempts_max=1, deadline_s=9), time, time)
+    writer = PartsWriter(
+        lambda: store, uploader, term=1, name="direct", settings=job_settings(inline_bytes_max=0), ids=CountingIds()
+    )
+    for key in ALL_KEYS[:2]:
+        writer.add("state", OPERATOR, STATE, batch_of({key: (1, "x")}), ALL_HASHES)
+    time.drain()
+    writer.add("state", OPERATOR, STATE, batch_of({ALL_KEYS[2]: (1, "x")}), ALL_HASHES)
+    assert len(store.objects) == 2
+    writer.abandon()
+    time.drain()
+    assert (store.puts, store.objects) == (3, {})
 
 
 class Gate(DictStore):

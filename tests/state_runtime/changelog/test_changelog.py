@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -222,6 +223,17 @@ def test_an_index_length_that_cannot_be_is_corrupt(index_bytes: int) -> None:
     altered = replace(writer.manifest.segments[0], index_bytes=index_bytes)
     with pytest.raises(CorruptData):
         read_index(writer.root, altered, {"job-1"})
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20], ids=["short", "long"])
+@pytest.mark.parametrize("plain", [b"", b"{}" * 20], ids=["no Zstandard", "another size"])
+def test_an_index_that_cannot_be_decompressed_is_damage(plain: bytes, size: int) -> None:
+    """Its digest is right: somebody wrote it that way."""
+    body = pa.compress(plain, codec="zstd", asbytes=True) if plain else b"no frame of Zstandard"
+    stored = size.to_bytes(8, "big") + body
+    footer = len(stored).to_bytes(8, "big") + hashlib.sha256(stored).digest() + b"STSEG001"
+    with pytest.raises(CorruptSegment, match=r"here has a damaged index: .*Restore"):
+        decode_index(stored + footer, "here")
 
 
 @pytest.mark.parametrize(
