@@ -33,7 +33,8 @@ from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.maintenance.gc import collect as gc
 from state_runtime.maintenance.gc import survey
 from state_runtime.maintenance.gc.collect import CollectionResult, apply_gc, plan_gc
-from state_runtime.maintenance.gc.plan import GcPlan
+from state_runtime.maintenance.gc.plan import Candidate, GcPlan
+from state_runtime.maintenance.gc.safety import dangers_of_collection
 from state_runtime.maintenance.plans import Made
 from state_runtime.materialize import materialize
 from state_runtime.materialize.records import claim
@@ -234,6 +235,14 @@ def test_a_local_clock_that_is_years_ahead_deletes_no_data_earlier(job: Job, wor
 def test_a_floor_that_is_none_or_low_is_refused_unless_it_is_said_to_be_unsafe(job: Job, age: float) -> None:
     with pytest.raises(InvalidConfiguration, match="age floor"):
         planned(job.root, job.clock, min_age_s=age)
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_failed_savepoints_are_kept_for_some_time(job: Job, ttl_s: float) -> None:
+    """None at all would take the ones whose error somebody reads just now; half a second is somebody's own word."""
+    with pytest.raises(InvalidConfiguration, match="must be more than 0 seconds"):
+        planned(job.root, job.clock, failed_ttl_s=ttl_s)
+    assert planned(job.root, job.clock, failed_ttl_s=0.5).failed_ttl_s == 0.5
 
 
 def test_of_a_root_without_snapshots_no_data_is_garbage(world: FakeWorld) -> None:
@@ -570,6 +579,32 @@ def test_savepoints_that_failed_long_ago_go_and_others_stay(job: Job, world: Fak
     assert applied(job.root, plan, job.clock).savepoints == ("bad", "void")
     assert not [n for n in world.names() if n.startswith(("savepoints/bad", "savepoints/void"))]
     assert len([n for n in world.names() if n.startswith(("savepoints/good", "savepoints/busy"))]) == 4
+
+
+def test_the_look_before_an_unattended_collection_stands_up_for_what_counts_whatever_the_plan_says(job: Job) -> None:
+    """Apart from what made the plan: snapshots that have not expired, what they need, and savepoints that are complete."""
+    now_ms = job.clock.now_ms()
+    for name, state in (("bad", "FAILED"), ("good", "COMPLETED")):
+        times = (now_ms, "o", now_ms)
+        record = SavepointRecord(name, f"u-{name}", JOB, "j", state, "schedule", *times, finished_at_ms=now_ms)  # type: ignore[arg-type]
+        create_savepoint(job.root, record)
+    job.clock.advance_s(8 * DAY_S)
+    plan = planned(job.root, job.clock)
+    assert [name for name, _ in plan.savepoints] == ["bad"]
+    assert not dangers_of_collection(job.root, plan, clock=job.clock, share_max=1.0)
+    newest = job.committer.last
+    needed = newest.segments[-1]
+    spoilt = replace(
+        plan,
+        savepoints=(*plan.savepoints, ("good", "no reason")),
+        given_up=(newest.snapshot_id,),
+        candidates=(*plan.candidates, Candidate(needed.path, "segment", needed.total_bytes, 0, "no reason")),
+    )
+    assert dangers_of_collection(job.root, spoilt, clock=job.clock, share_max=1.0) == [
+        f"{needed.path} is needed now",
+        f"snapshot {newest.snapshot_id} has not expired",
+        "savepoint 'good' is complete, and only retention or a user deletes it",
+    ]
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------
