@@ -148,7 +148,26 @@ def test_local_recovery_off_reads_no_copy(tmp_path: Path, backend: str) -> None:
     job.epoch(changes(rng, job))
     job.restart()
     assert set(job.epoch(changes(rng, job)).values()) <= {"primary", ""}
+    assert not any(numbers.local_failed for numbers in job.numbers.values()), "nothing local was asked for"
     assert set(job.epoch(changes(rng, job)).values()) == {""}, "within a run the version at hand serves"
+
+
+def test_rows_beside_the_tables_of_the_base_are_read_up_to_their_very_edges(tmp_path: Path) -> None:
+    """A base has no table where it has no rows; what the log put there since is all there is."""
+    places = dict(zip(KEYS, (0, 99, 100, 150, 200, 201, 1 << 63), strict=True))
+    job = LocalJob(tmp_path, ("value",), parallelism=1, hash_of=places.__getitem__)
+
+    def put(n: int, *hashes: int) -> None:
+        job.epoch({"value": Change(rows={(key, None): (n, "x", None) for key in KEYS if places[key] in hashes})})
+
+    put(1, 100, 150, 200)
+    folded = apply(job.manifest, materialize(job.root, job.manifest, "major", clock=FakeClock(), ids=job.ids))
+    (table,) = folded.layers[0].tables
+    cut = replace(folded.layers[0], tables=(replace(table, hash_low=100, hash_high=200),))
+    job.adopt(replace(folded, layers=(cut,)))
+    put(2, *places.values())
+    job.host_of = lambda shard: "elsewhere"
+    assert job.epoch({"value": Change()}) == {0: "primary"}
 
 
 @pytest.mark.parametrize("mode", ["major", "minor"])

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from local_job import LocalJob
-from model import examples, seeds
+from model import FakeClock, examples, seeds
 from test_restore import changes
 
 from state_runtime.base.errors import CorruptSegment, MissingFile
 from state_runtime.base.settings import JobSettings, LocalRecoverySettings
 from state_runtime.restore import objects
+from state_runtime.restore.disk import LocalDisk
 from state_runtime.restore.objects import WantedObject
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
@@ -250,6 +251,27 @@ def test_idle_copies_make_room_first(tmp_path: Path) -> None:
     job.epoch(changes(rng, job))
     assert not moved.exists()
     assert not job.failed
+
+
+def test_the_copy_that_was_longest_unused_makes_room_and_no_more_than_is_needed(tmp_path: Path) -> None:
+    """Of any operator and parallelism; neither the caller's own folder nor one that was written to within ten minutes."""
+    clock, size = FakeClock(), 1 << 16
+    now_s = clock.now_ms() / 1000
+    folders = {"own": "one/2-0", "new": "one/2-1", "idle": "two/2-0", "longest": "two/4-3"}
+    ages_s = {"own": 9_000, "new": 300, "idle": 700, "longest": 800}
+    for name, folder in folders.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x").write_bytes(bytes(size))
+        os.utime(tmp_path / folder, (now_s - ages_s[name], now_s - ages_s[name]))
+
+    def left() -> set[str]:
+        return {name for name, folder in folders.items() if (tmp_path / folder).exists()}
+
+    disk, own = LocalDisk(tmp_path, clock), tmp_path / folders["own"]
+    assert disk.has_room(3 * size + 1, own)
+    assert left() == {"own", "new", "idle"}
+    assert not disk.has_room(2 * size, own)
+    assert left() == {"own", "new"}
 
 
 # --- the primary, once per host ----------------------------------------------------------------------------------

@@ -17,11 +17,14 @@ from test_stage_task import Gather, operator, rows, stage_task
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.versions import StateVersions
 from state_runtime.driver.file_index import FileIndex
 from state_runtime.materialize.records import apply
 from state_runtime.materialize.run import materialize
 from state_runtime.processors.operator import EpochClock
 from state_runtime.reading.query import open_state
+from state_runtime.restore.sources import PrimaryStates
+from state_runtime.restore.uploaded_files import Bottom, direct
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
@@ -181,6 +184,18 @@ def test_files_of_a_lost_host_come_back_as_they_are(tmp_path: Path, backend: str
     assert again.counts() == {**dict.fromkeys(NAMES, 1), NAMES[0]: 2}
 
 
+def test_a_shard_that_was_two_takes_over_the_files_of_both(tmp_path: Path) -> None:
+    """Of Arrow runs; two databases cannot be combined. What is not taken over is read, written and uploaded anew."""
+    before = Run(tmp_path, 2)
+    before.epoch(*NAMES)
+    before.epoch(*NAMES[:50])
+    again = Run(tmp_path, 1, host="other")
+    again.epoch(NAMES[0])
+    named_on = {f.path for s in again.book.listing.shards for f in s.files} - again.uploaded
+    assert named_on == {f.path for s in before.book.listing.shards for f in s.files}
+    assert again.counts() == {**dict.fromkeys(NAMES, 1), **dict.fromkeys(NAMES[:50], 2), NAMES[0]: 3}
+
+
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("before", ["arrow", "rocksdb"])
 @pytest.mark.parametrize("after", ["arrow", "rocksdb"])
@@ -216,6 +231,50 @@ def test_a_local_disk_that_fails_does_not_fail_the_checkpoint(
     monkeypatch.undo()
     run.epoch(NAMES[0])
     assert run.counts() == {**dict.fromkeys(NAMES, 1), NAMES[0]: 3}
+
+
+@pytest.mark.parametrize("backend", ["arrow", "rocksdb"])
+def test_a_local_version_that_the_listing_does_not_name_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """The attempt that wrote it was never committed: the next run looks at it first, and counts its rows once."""
+    run = Run(tmp_path, backend=backend)
+    run.epoch(*NAMES)
+    monkeypatch.setattr(run.committer, "commit", lambda manifest: manifest)
+    run.epoch(*NAMES)
+    again = Run(tmp_path, 2, backend)
+    again.epoch(*NAMES)
+    assert {a.restored for a in again.seen} == {"stale"}
+    assert again.counts() == dict.fromkeys(NAMES, 2)
+
+
+def test_files_of_a_state_that_was_dropped_or_is_younger_are_not_read() -> None:
+    """A shard that was not visited since has no rows of a new state, and those of an earlier one of its name are gone."""
+    shards = tuple(
+        ShardFiles("counts", n, 3, "arrow", "v", snapshot_id, "{}", (), columns)
+        for n, (snapshot_id, columns) in enumerate([(4, {STATE: "d"}), (7, {"other": "d"}), (7, {STATE: "d"})])
+    )
+    entry = operator().entry()
+    young = replace(entry, states=tuple(replace(state, since=5) for state in entry.states))
+    for described, expected in ((entry, [0, 2]), (young, [2])):
+        state = described.state(STATE)
+        assert state is not None
+        versions = StateVersions(described, state, operator().state_schemas[STATE])
+        bottom = Bottom(direct(open_store("memory://nowhere")), ShardListing("uid", 3, shards), described)
+        assert [s.shard for s in bottom.shards(STATE, versions, *ALL_HASHES)] == expected
+
+
+def test_a_restore_of_all_state_fetches_the_listed_files_together_and_one_of_the_tail_none(tmp_path: Path) -> None:
+    """One by one, a host with many shards would wait for each."""
+    run = Run(tmp_path, 2)
+    manifest, root, entry = run.epoch(*NAMES), run.catalog.root, operator().entry()
+    versions = {s.name: StateVersions(entry, s, operator().state_schemas[s.name]) for s in entry.states}
+    objects, listing = direct(root), run.book.listing
+    states = PrimaryStates(objects, manifest, (), entry, versions, ALL_HASHES, None, Bottom(objects, listing, entry))
+    paths = {f.path for s in listing.shards for f in s.files}
+    assert len(paths) >= 2
+    assert {wanted.path for wanted in states.wanted(-1)} == paths
+    assert states.wanted(manifest.snapshot_id) == []
 
 
 def test_a_listing_only_names_what_was_uploaded_or_named_before(tmp_path: Path) -> None:
@@ -262,6 +321,17 @@ def listing_of(**changes: Any) -> tuple[ShardListing, ShardFilesEntry]:
     shard = ShardFiles("counts", 0, 2, "arrow", "0123456789abcdef", 4, "{}", (file,))
     listing = ShardListing("uid", 2, (replace(shard, **changes),))
     return listing, ShardFilesEntry("files/l.json", 1, "d", "arrow", 2, 5, 3, 4)
+
+
+def test_of_an_operator_and_a_range_a_listing_names_the_shards_that_have_rows_there() -> None:
+    """Of another operator, or beside the range, each would be downloaded for nothing, or taken for state."""
+    files = (StoredFile("a", "files/a", 1, "d"),)
+    shards = tuple(ShardFiles(uid, n, 4, "arrow", "v", 4, "{}", files) for uid in ("counts", "sums") for n in range(4))
+    listing = ShardListing("uid", 4, shards)
+    (low, _), (_, high) = hash_range_of_shard(1, 4), hash_range_of_shard(2, 4)
+    assert [(s.operator, s.shard) for s in listing.of_operator("counts", low, high)] == [("counts", 1), ("counts", 2)]
+    assert [s.shard for s in listing.of_operator("sums", high, high)] == [2]
+    assert [s.shard for s in listing.of_operator("sums", low, low)] == [1]
 
 
 def test_a_listing_that_is_read_back_is_the_same() -> None:
