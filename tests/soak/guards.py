@@ -284,6 +284,14 @@ GUARDS: tuple[Guard, ...] = (
         "tests/state_runtime/changelog/test_inflight_passes.py::test_a_listing_of_other_rows_than_its_snapshot_names_is_damage",
     ),
     Guard(
+        "restore-listed-version",
+        "state_runtime/restore/shard.py",
+        "(listed.parallelism, listed.version) == (parallelism, version) and self._fits(listed)",
+        "self._fits(listed)",
+        "tests/state_runtime/task/test_changelog_off.py::"
+        "test_a_local_version_that_the_listing_does_not_name_is_not_believed",
+    ),
+    Guard(
         "go-back-lost-output",
         "state_runtime/snapshot/catalog.py",
         "        if len(whole) == len(found.outputs) or self._has_checkpoint_after(found, newest_id, has_claimed):\n",
