@@ -153,7 +153,8 @@ def test_local_recovery_off_reads_no_copy(tmp_path: Path, backend: str) -> None:
 
 
 def test_rows_beside_the_tables_of_the_base_are_read_up_to_their_very_edges(tmp_path: Path) -> None:
-    """A base has no table where it has no rows; what the log put there since is all there is."""
+    """A base has no table where it has no rows; what the log put there since is all there is. Where it has one, what was
+    removed since hides its rows."""
     places = dict(zip(KEYS, (0, 99, 100, 150, 200, 201, 1 << 63), strict=True))
     job = LocalJob(tmp_path, ("value",), parallelism=1, hash_of=places.__getitem__)
 
@@ -166,6 +167,8 @@ def test_rows_beside_the_tables_of_the_base_are_read_up_to_their_very_edges(tmp_
     cut = replace(folded.layers[0], tables=(replace(table, hash_low=100, hash_high=200),))
     job.adopt(replace(folded, layers=(cut,)))
     put(2, *places.values())
+    gone = next(key for key in KEYS if places[key] == 150)
+    job.epoch({"value": Change(rows={(gone, None): None})})
     job.host_of = lambda shard: "elsewhere"
     assert job.epoch({"value": Change()}) == {0: "primary"}
 

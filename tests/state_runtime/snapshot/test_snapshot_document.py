@@ -25,7 +25,13 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot import paths
-from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_SOURCES, decode_document, encode_document
+from state_runtime.snapshot.document import (
+    FORMAT_VERSION,
+    FORMAT_WITH_ROWS,
+    FORMAT_WITH_SOURCES,
+    decode_document,
+    encode_document,
+)
 from state_runtime.snapshot.manifest import (
     FileEntry,
     InflightNumbers,
@@ -361,6 +367,21 @@ def test_a_manifest_with_two_operators_of_one_uid_is_refused() -> None:
         else:
             with pytest.raises(CorruptManifest, match="two operators of one uid"):
                 Manifest.decode(data, "m")
+
+
+@pytest.mark.parametrize("field", ["rows", "bytes", "epoch", "read_at_ms"])
+@pytest.mark.parametrize(("number", "is_sound"), [(0, True), ((1 << 63) - 1, True), (-1, False), (1 << 63, False)])
+def test_numbers_of_rows_in_flight_that_cannot_be_are_refused(field: str, number: int, is_sound: bool) -> None:
+    """They are added up and compared before the rows are read."""
+    place = SegmentEntry("changelog/1/x.seg", 1, "d", 1, 1, 1, 1)
+    waiting = dataclasses.replace(InflightNumbers("op", 1, 1, 1, 1), **{field: number})
+    batch = OpenBatch(0, (), listing=place.path, segments=(place,), operators=(waiting,))
+    data = dataclasses.replace(empty_manifest(), format_version=FORMAT_WITH_ROWS, open_batch=batch).encode()
+    if is_sound:
+        assert Manifest.decode(data, "m").open_batch == batch
+    else:
+        with pytest.raises(CorruptManifest, match="what it says of in-flight rows cannot be"):
+            Manifest.decode(data, "m")
 
 
 def test_a_damaged_manifest_is_never_blamed_on_the_configuration() -> None:
