@@ -33,7 +33,11 @@ class SystemClock:
 
 SYSTEM_CLOCK = SystemClock()
 
+_FIRST_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+
 
 def time_text(at_ms: int) -> str:
-    """Return a time as `2013-01-01 12:00:00Z`."""
+    """Return a time as `2013-01-01 12:00:00Z`; in milliseconds what no calendar has: a store may hold any number."""
+    if not _FIRST_MS <= at_ms < _YEAR_10000_MS:
+        return f"{at_ms} ms"
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

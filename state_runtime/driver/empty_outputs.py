@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from state_runtime.driver.context import DriverContext
-from state_runtime.pipeline.operators import arrow_schema
 from state_runtime.snapshot.manifest import StagedOutput
 
 __all__ = ["with_empty_outputs"]
@@ -24,8 +23,6 @@ def with_empty_outputs(outputs: Sequence[StagedOutput], context: DriverContext, 
 
 
 def _staged_empty(output: StagedOutput, context: DriverContext, term: int) -> StagedOutput:
-    (schema,) = [stage.output for stage in context.pipeline.stages if output.sink in stage.sinks]
+    (schema,) = [stage.sink_schema for stage in context.pipeline.stages if output.sink in stage.sinks]
     spec = context.sinks[output.sink]
-    return replace(
-        output, files=spec.stage_nothing(term, output.epoch, context.ids.short(), arrow_schema(schema)).files
-    )
+    return replace(output, files=spec.stage_nothing(term, output.epoch, context.ids.short(), schema).files)

@@ -181,8 +181,8 @@ def _planned(
         frames += making
     rows: dict[int, DataFrame] = {}
     for index, node in enumerate(pipeline.graph.nodes):
-        if isinstance(node, SinkNode):
-            continue  # it is in the stage of the node that it is attached to
+        if isinstance(node, SinkNode) or index in pipeline.passed_by:
+            continue  # it is in the stage of a node before
         given = [rows[edge.node] for edge in node.inputs] or [frame]
         if is_apart := isinstance(node, SourceNode) and pipeline.united is not None:
             given = [pipeline.united.rows(frame, index)]
@@ -195,7 +195,7 @@ def _planned(
             number, stage = stages[index]
             *before, last = _staged(made, last, stage, functions[number], number, asked)
             frames += before
-        readers = len(pipeline.graph.readers(index))
+        readers = sum(reader not in pipeline.passed_by for reader in pipeline.graph.readers(index))
         if readers == 0:
             leaves.append(last)
         elif readers > 1 and not is_apart:

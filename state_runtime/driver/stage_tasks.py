@@ -142,6 +142,7 @@ class StageTasks:
             operator=stage.operator,
             entry=next((e for e in context.entries if e.uid == uid), None),
             sinks=tuple(context.sinks[name] for name in stage.sinks),
+            written=stage.written,
             versions=shards.versions.get(uid, UNKNOWN_VERSIONS),
             trusted=shards.trusted.get(uid, frozenset()),
             emit=stage.emit,

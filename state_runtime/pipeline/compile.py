@@ -9,6 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar, Final
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -43,6 +44,7 @@ from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.renamed import Renamed
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.plans import has_python, job_watch
@@ -121,6 +123,7 @@ class Stage:
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
         node: index in the graph of its operator, or of the node that its sinks read.
+        written: the columns that the sinks get, and of which of the output they are made; None: the output.
     """
 
     operator: Operator | None
@@ -132,6 +135,12 @@ class Stage:
     partial: PartialRows | None = None
     input: T.StructType = field(default_factory=T.StructType)
     node: int = 0
+    written: Renamed | None = None
+
+    @property
+    def sink_schema(self) -> pa.Schema:
+        """Return the schema of the rows that its sinks get."""
+        return self.written.schema if self.written is not None else arrow_schema(self.output)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -155,6 +164,7 @@ class CompiledPipeline:
         source_reads: of each input of `OpenedSources` the columns that are read; None for all.
         sources: the opened sources; None where no run reads any.
         clock_inputs: per operator uid where its rows come from.
+        passed_by: segments whose rows no plan needs: the operator before has their sinks (`Stage.written`).
         hands_only_its_own: whether the only rows handed to Python are those for operators and sinks; False if the
             source, a transform, an initial state or a sink may run its own Python code.
     """
@@ -169,6 +179,7 @@ class CompiledPipeline:
     graph: Graph = field(default_factory=Graph)
     sources: OpenedSources | None = None
     clock_inputs: Mapping[str, ClockInputs] = field(default_factory=dict)
+    passed_by: frozenset[int] = frozenset()
 
     def clocks(self, policy: Policy) -> Clocks:
         """Return what moves the clocks of the operators.
@@ -318,6 +329,7 @@ class _Compiling:
         self._stages: list[Stage] = []
         self._layouts: dict[str, OutputLayout] = {}
         self._dropped: dict[str, frozenset[str]] = {}
+        self._passed_by: set[int] = set()
         self._has_other_python = any(has_python(source.frame) for source in sources.inputs)
 
     def schema_of(self, index: int) -> T.StructType:
@@ -407,7 +419,26 @@ class _Compiling:
                 self._has_other_python |= node.sink.may_have_python
         if sinks and not isinstance(self.graph.nodes[index], OperatorNode):
             self._reads.by(index)
-            self._stage(index, None, schema)
+            if not self._is_written_by_operator(index):
+                self._stage(index, None, schema)
+
+    def _is_written_by_operator(self, index: int) -> bool:
+        """Let the sinks of a segment read the operator before it, if the segment does no more than rename columns and
+        nothing else reads it: so the rows need not leave the task between the two."""
+        node = self.graph.nodes[index]
+        if not isinstance(node, SegmentNode) or not node.renames or self.graph.readers(index):
+            return False
+        place = next((n for n, s in enumerate(self._stages) if s.node == node.inputs[0].node), None)
+        if place is None or self._stages[place].operator is None or self._stages[place].sinks:
+            return False
+        self._passed_by.add(index)
+        self._stages[place] = replace(
+            self._stages[place],
+            sinks=tuple(sink.name for sink in self.graph.sinks(index)),
+            written=Renamed(tuple(node.renames.values()), arrow_schema(self._schemas[index])),
+            emit=bool(set(self.graph.readers(node.inputs[0].node)) - self._passed_by),
+        )
+        return True
 
     def _inputs_of(self, node: SegmentNode | OperatorNode) -> ClockInputs:
         return reduce(or_, (self._inputs[edge.node] for edge in node.inputs), ClockInputs())
@@ -431,6 +462,7 @@ class _Compiling:
             clock_inputs=self._clock_inputs,
             hands_only_its_own=not self._has_other_python,
             graph=self.graph,
+            passed_by=frozenset(self._passed_by),
         )
 
     def _stage(

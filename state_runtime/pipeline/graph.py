@@ -111,11 +111,17 @@ def is_given(name: str) -> bool:
 
 @dataclass(frozen=True)
 class SegmentNode:
-    """Stateless code between other nodes; it may have several inputs, as a union has."""
+    """Stateless code between other nodes; it may have several inputs, as a union has.
+
+    Attributes:
+        renames: if it only gives its input's columns other names, an input's column by each name, or the two of which a
+            window is made; so its input's operator can write them itself. Empty: it does more, or that is not known.
+    """
 
     inputs: tuple[Edge, ...]
     code: Any
     at: str = ""
+    renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

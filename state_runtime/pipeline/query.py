@@ -34,8 +34,7 @@ from state_runtime.pipeline.sources import Source, open_sources, streaming_frame
 from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
 from state_runtime.processors.declared.windows import session
 from state_runtime.snapshot.paths import check_uid
-from state_runtime.spark.catalyst import Catalyst
-from state_runtime.spark.query_cut import cut_query
+from state_runtime.spark.query_cut import cut_query, streams_without_rows
 from state_runtime.spark.query_parts import (
     Called,
     Deduplicated,
@@ -220,8 +219,7 @@ def _moved_edge(edge: Edge, places: Mapping[int, int]) -> Edge:
 
 
 def _parts(spark: SparkSession, job: str, node: QueryNode, schemas: Sequence[T.StructType]) -> tuple[Part, ...]:
-    catalyst = Catalyst(spark)
-    streams = dict(zip(node.streams, map(catalyst.stream_without_rows, schemas), strict=True))
+    streams = dict(zip(node.streams, streams_without_rows(spark, schemas), strict=True))
     source = partial(node.query, **{name: frame for name, (frame, _) in streams.items()}) if streams else node.query
     frame = streaming_frame(spark, job, source, "query()")
     numbers = {number: name for name, (_, number) in streams.items()}
@@ -257,7 +255,8 @@ def _nodes(
             nodes.append(SourceNode(next(names), part.frame, at=node.at, clock_with=frozenset(sources)))
         elif isinstance(part, Rows):
             inputs = tuple(edges[index] for index in part.inputs)
-            nodes.append(SegmentNode(inputs, QueryStep(part.function, part.name), at=node.at))
+            code = QueryStep(part.function, part.name)
+            nodes.append(SegmentNode(inputs, code, at=node.at, renames=part.renames))
         else:
             would_be, uid = naming.operator(part.name, node.names)
             operators.append(would_be)

@@ -14,7 +14,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.joining import CONDITION
@@ -24,12 +25,12 @@ from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
 from state_runtime.spark.query_joins import PairConditions, bounds_of, check_is_bounded
 from state_runtime.spark.query_names import Aliases, source_place
-from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows
+from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 from state_runtime.spark.query_processors import PROCESSORS, code_of
 from state_runtime.spark.query_sessions import session_gap_us
 from state_runtime.spark.query_text import Texts, digest_of, plain_name
 
-__all__ = ["cut_query"]
+__all__ = ["cut_query", "streams_without_rows"]
 
 _SETTLED: Final = "DataSourceV2ScanRelation"
 _TIMES: Final = ("start", "end")
@@ -74,7 +75,21 @@ def cut_query(
     return given(Internal.QUERY_PLANS, lambda: _cut(frame, asked), _refuse)
 
 
-def _refuse() -> tuple[Part, ...]:
+def streams_without_rows(spark: SparkSession, schemas: Sequence[T.StructType]) -> list[tuple[DataFrame, int]]:
+    """Return a frame for each stream of the job that a query is made with, and the number by which its plan knows it.
+
+    Raises:
+        InvalidPipeline: this version of Spark has other plans.
+    """
+
+    def made() -> list[tuple[DataFrame, int]]:
+        catalyst = Catalyst(spark)
+        return [catalyst.stream_without_rows(schema) for schema in schemas]
+
+    return given(Internal.QUERY_PLANS, made, _refuse) if schemas else []
+
+
+def _refuse() -> Any:
     raise InvalidPipeline(
         "plain queries need plans as Spark 4.3 makes them, and this version makes others (see "
         "docs/spark-internals.md); write the pipeline in steps: read(…), key_by(…), …"
@@ -164,7 +179,7 @@ class _Cutting:
     def parts(self) -> tuple[Part, ...]:
         """Cut the whole plan."""
         # The optimizer may have dropped the last names.
-        self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output))
+        self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output), is_last=True)
         return tuple(self._parts)
 
     def _add(self, part: Part) -> int:
@@ -173,7 +188,7 @@ class _Cutting:
 
     # --- what stands between -------------------------------------------------------------------------------------
 
-    def _rows(self, plan: Any, inner: Callable[[Any], Any]) -> int:
+    def _rows(self, plan: Any, inner: Callable[[Any], Any], *, is_last: bool = False) -> int:
         """Add the stateless part of a plan, down to its cuts, with what `inner` computes of its rows."""
         edges: list[_Edge] = []
         kinds: dict[str, None] = {}  # in order
@@ -183,7 +198,39 @@ class _Cutting:
             adopted = [_adopted(catalyst, edge, frame) for edge, frame in zip(edges, frames, strict=True)]
             return catalyst.frame(inner(piece.plan_on(catalyst, adopted)), frames[0].sparkSession)
 
-        return self._add(Rows(tuple(edge.part for edge in edges), ", ".join(kinds), rows))
+        is_of_operator = len(edges) == 1 and isinstance(self._parts[edges[0].part], Stateful)
+        renames = self._renames(edges[0], rows) if is_last and is_of_operator else {}
+        return self._add(Rows(tuple(edge.part for edge in edges), ", ".join(kinds), rows, renames))
+
+    def _renames(self, edge: _Edge, rows: Callable[[DataFrame], DataFrame]) -> Mapping[str, tuple[str, ...]]:
+        """Return the operator's columns by the names that rows have for them; empty if something is computed."""
+        catalyst, part = self._catalyst, self._parts[edge.part]
+        windows: set[str] = set()  # which are two columns there
+        if isinstance(part, Grouped) and part.gap_us is None:
+            windows = set(part.says) - set(part.keys)
+        fields: list[T.StructField] = []
+        for name, field in zip(edge.columns, catalyst.schema_of(edge.attributes).fields, strict=True):
+            if name in windows and isinstance(field.dataType, T.StructType):
+                fields += [T.StructField(f"{name}_{each}", field.dataType[each].dataType) for each in _TIMES]
+            else:
+                fields.append(T.StructField(name, field.dataType))
+        frame, _ = catalyst.stream_without_rows(T.StructType(fields))
+        plan = catalyst.optimized(catalyst.analyzed(rows(frame)))
+        is_project = kind_of(plan) == "Project"
+        leaf = plan.child() if is_project else plan
+        if items(leaf.children()):
+            return {}
+        known = {id_of(each): each for each in items(leaf.output())}
+        made: dict[str, tuple[str, ...]] = {}
+        for column in items(plan.projectList() if is_project else plan.output()):
+            value = _value(column)
+            read = {id_of(each) for each in items(column.references().toSeq())}
+            of = [each for number, each in known.items() if number in read]
+            is_window_of_two = len(of) == 2 and str(value.sql()) == str(catalyst.window(*of).sql())
+            if kind_of(value) != "AttributeReference" and not is_window_of_two:
+                return {}
+            made[str(column.name())] = tuple(str(each.name()) for each in of)
+        return made
 
     def _piece(self, node: Any, edges: list[_Edge], kinds: dict[str, None]) -> _Piece:
         """Return the stateless part of a plan from a node down; add its cuts, and the classes of its nodes.

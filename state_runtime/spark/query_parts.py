@@ -44,11 +44,13 @@ class Rows:
     Attributes:
         function: from the frames of the inputs to the rows; called for each plan.
         name: the nodes of Spark's plan that it is.
+        renames: see `pipeline/graph.py::SegmentNode`.
     """
 
     inputs: tuple[int, ...]
     name: str
     function: Callable[..., DataFrame]
+    renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

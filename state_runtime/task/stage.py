@@ -34,6 +34,7 @@ from state_runtime.changelog.rows import encode_columns, fit_rows
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.builtin.partial_rows import are_partial
 from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.processors.renamed import Renamed
 from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.snapshot.shard_versions import NO_VERSION, UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.spark.errors import marked
@@ -88,6 +89,7 @@ class StageTask:
             epoch's rows.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: limits of its tasks in this epoch.
+        written: what the sinks get of the operator's output; None: all.
         one_task: the limits, if the one task of the stage has the rows of all shards (task/single_task.py); None: each
             task has the rows of one shard.
     """
@@ -109,6 +111,7 @@ class StageTask:
     needed_rows: frozenset[str] = frozenset()
     budget: StageBudget = NO_LIMITS
     one_task: SingleTaskLimits | None = None
+    written: Renamed | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap()
@@ -185,7 +188,7 @@ class StageTask:
             try:
                 for batch in result.outputs:
                     for staging in stagings:
-                        staging.write(batch)
+                        staging.write(batch if self.written is None else self.written.of(batch))
                     if self.emit and batch.num_rows:
                         emitted = True
                         yield from _in_pieces(batch)

@@ -133,6 +133,9 @@ def test_numbers_as_people_read_them() -> None:
     ]
     assert [count_text(n) for n in (0, 1234567, 2.55, 12.7)] == ["0", "1,234,567", "2.5", "13"]
     assert time_text(0) == "1970-01-01 00:00:00Z"
+    assert time_text(253_402_300_799_999) == "9999-12-31 23:59:59Z"
+    assert time_text(253_402_300_800_000) == "253402300800000 ms", "a damaged root may hold any number"
+    assert time_text(-62_135_596_800_001) == "-62135596800001 ms"
 
 
 def test_locations_lose_credentials_and_parameters() -> None:

@@ -428,6 +428,28 @@ def test_sql_over_named_streams_leaves_no_view_behind(spark: SparkSession, tmp_p
     assert not spark.catalog.tableExists("bids")
 
 
+def test_names_alone_need_no_step_of_their_own_before_a_sink(spark: SparkSession, tmp_path: Path) -> None:
+    """The operator writes its rows under the query's names, unless something is computed of them, or read of them."""
+    write_rows(tmp_path, range(1))
+
+    def stages_of(query: Query, *, is_read: bool = False) -> list[tuple[str, ...]]:
+        job = StreamingJob("plain", store=str(tmp_path / "store"), settings=job_settings(parallelism=2))
+        rows = job.query(query)
+        rows.write(foreach_epoch(print), name="rows")
+        if is_read:
+            rows.transform(lambda df: df.where("n > 1")).write(foreach_epoch(print), name="others")
+        plan = job.plan().expanded(spark)
+        stages = plan.compiled(spark, plan.opened_sources(spark)).stages
+        assert [stage.emit for stage in stages] == [number < len(stages) - 1 - is_read for number in range(len(stages))]
+        return [stage.sinks for stage in stages]
+
+    counted = sums(tmp_path, "count(*) AS n")
+    assert stages_of(counted) == [("rows",)]
+    assert stages_of(sums(tmp_path, "count(*) + 1 AS n")) == [(), ("rows",)]
+    assert stages_of(lambda spark: counted(spark).where("n > 1")) == [(), ("rows",)]
+    assert stages_of(counted, is_read=True) == [(), ("rows",), ("others",)]
+
+
 def mixed(root: Path, into: Batches, parallelism: int) -> StreamingJob:
     """Steps, then SQL over a stream of theirs and a source, then a function over what that gave, then steps."""
     settings = job_settings(parallelism=parallelism, local_dir=str(root / "local"))
