@@ -11,7 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from state_runtime.pipeline.graph import Graph, Node, OperatorNode, SegmentNode, SinkNode, SourceNode, is_given
+from state_runtime.pipeline.graph import Graph, Node, OperatorNode, SinkNode, SourceNode, is_given
+from state_runtime.pipeline.steps import steps_of
 from stillstate.orchestration.show.tables import new_table
 
 __all__ = ["ExplainedStep", "explained", "pipeline_json", "pipeline_table", "pipeline_text"]
@@ -50,14 +51,15 @@ def explained(graph: Graph, stored: Collection[str], positions: Collection[str] 
         stored: uids of the operators that the newest snapshot has state of.
         positions: names of the sources that it has the position of.
     """
-    numbers = {index: n for n, index in enumerate((i for i, n in enumerate(graph.nodes) if not _is_sink(n)), 1)}
+    steps = steps_of(graph)
+    numbers = {index: n for n, index in enumerate((i for i, step in enumerate(steps) if step.kind != "sink"), 1)}
     return [
         ExplainedStep(
             number=numbers[index],
-            kind=_kind(node),
-            name=_name(node),
-            reads=tuple(numbers[edge.node] for edge in node.inputs),
-            keys=_keys(node) if isinstance(node, OperatorNode) else (),
+            kind=steps[index].kind,
+            name=steps[index].name,
+            reads=tuple(numbers[place] for place in steps[index].reads),
+            keys=steps[index].keys,
             writes=tuple(sink.name for sink in graph.sinks(index)),
             state=_state(node, stored, positions),
             line=node.at,
@@ -125,32 +127,6 @@ def _state(node: Node, stored: Collection[str], positions: Collection[str]) -> s
     if isinstance(node, SourceNode) and is_given(node.name):
         return "kept" if {node.name, node.was} & set(positions) else "new"
     return ""
-
-
-def _keys(node: OperatorNode) -> tuple[tuple[str, ...], ...]:
-    """Return the key columns of each input; of a query its own keys, of which a window is two columns."""
-    own = tuple(key for key in node.says if key)
-    return tuple(own or port.keys for port in node.ports)
-
-
-def _is_sink(node: Node) -> bool:
-    return isinstance(node, SinkNode)
-
-
-def _kind(node: Node) -> str:
-    if isinstance(node, SourceNode):
-        return "source"
-    if isinstance(node, SegmentNode):
-        return str(node.code.kind)
-    return str(node.step.kind) if isinstance(node, OperatorNode) else "sink"
-
-
-def _name(node: Node) -> str:
-    if isinstance(node, OperatorNode):
-        return node.uid
-    if isinstance(node, SegmentNode):
-        return str(node.code.name)
-    return node.name or str(getattr(node.read, "__name__", "")) if isinstance(node, SourceNode) else node.name
 
 
 def _short(line: str) -> str:

@@ -165,7 +165,7 @@ class EpochRun:
         planned: as it finally ran: limits are dealt out again when an action is run once more.
         acknowledged: one per stage and shard; empty if there was nothing to do.
         event_times: per watermarked column the highest event time of the batch.
-        source_rows: rows of the batch, if it has those of several sources.
+        source_rows: rows of the batch per source, if it has those of several.
         planned_s, processed_s: monotonic.
         flushed_ms, flushed_bytes: of a segment that the action needed.
     """
@@ -177,7 +177,7 @@ class EpochRun:
     processed_s: float
     flushed_ms: float = 0.0
     flushed_bytes: int = 0
-    source_rows: int | None = None
+    source_rows: tuple[int, ...] = ()
 
     @property
     def time(self) -> TimeEntry:

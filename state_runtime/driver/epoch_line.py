@@ -49,6 +49,7 @@ from state_runtime.driver.epoch import (
 from state_runtime.driver.epoch_budget import BudgetPlanner
 from state_runtime.driver.numbers import of_epoch, of_rows_in_flight
 from state_runtime.driver.retries import Retries
+from state_runtime.driver.step_rows import StepRows
 from state_runtime.driver.task_history import TaskHistory, epoch_of
 from state_runtime.pipeline.odd_times import OddTimes
 from state_runtime.pipeline.source_position import SparkCheckpoint
@@ -71,6 +72,7 @@ class EpochLine:
     Attributes:
         progress: numbers of the newest epoch.
         tasks: the work of the newest epochs' tasks, one by one.
+        steps: the steps of the pipeline, with their rows since the run began.
         row_bytes: of the newest rows that came from Spark, see `row_bytes_after`; 0 before the first.
     """
 
@@ -119,6 +121,7 @@ class EpochLine:
         )
         self.progress: Progress | None = None
         self.tasks = TaskHistory()
+        self.steps = StepRows.begun(context.pipeline, committer.last)
         self.row_bytes = 0
 
     @property
@@ -136,9 +139,9 @@ class EpochLine:
         Raises:
             StillstateError: typed; the driver state may hold changes that never happened.
         """
-        numbers, tasks, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
+        numbers, tasks, steps, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
         self.row_bytes = row_bytes_after(self.row_bytes, tasks)
-        self.tasks = self.tasks.after(epoch_of(numbers, tasks.ran))
+        self.tasks, self.steps = self.tasks.after(epoch_of(numbers, tasks.ran)), steps
         self._report(replace(numbers, skipped_rows=self._skipped_rows()))
         return is_for_savepoint
 
@@ -158,7 +161,7 @@ class EpochLine:
 
     # --- the line ------------------------------------------------------------------------------------------------
 
-    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, TasksDone, bool]:
+    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, TasksDone, StepRows, bool]:
         started_s, proves = self._context.clock.monotonic_s(), self.is_unproven
         with collection_paused():
             source = self._read(request)
@@ -169,12 +172,13 @@ class EpochLine:
             tasks = gathered(run.acknowledged, self._context.pipeline.stages)
             times = _times_of(run, tasks, started_s)
             numbers = self._advance(run, tasks, source, times)
+            steps = self.steps.after(run.acknowledged, run.source_rows)
             # Asked after the action: a savepoint that was requested during it need not wait for the next epoch.
             is_for_savepoint = self._is_savepoint_asked()
             if self.checkpointer.is_due() or is_for_savepoint or proves:
                 committed = self.checkpointer.commit(numbers, times)
-                return self.checkpointer.publish(committed, frame.sparkSession), tasks, is_for_savepoint
-        return self._leave_pending(numbers, times), tasks, False
+                return self.checkpointer.publish(committed, frame.sparkSession), tasks, steps, is_for_savepoint
+        return self._leave_pending(numbers, times), tasks, steps, False
 
     def _read(self, request: EpochRequest) -> SourceRead:
         before = self._state.interval.head.source

@@ -58,10 +58,11 @@ class EpochPlan:
         seen, at_nodes = iter(self.seen()), iter(self.seen_at_nodes())
         return {c.name: next(seen if c.node is None else at_nodes, None) for c in self.columns}
 
-    def source_rows(self) -> int | None:
-        """Return, after the action, how many rows came from several sources; None if there is one, or no row came."""
+    def source_rows(self) -> tuple[int, ...]:
+        """Return, after the action, how many rows came from each of several sources; () if there is one, or no row
+        came."""
         counts = self.seen()[-self.counted :] if self.counted else ()
-        return sum(count or 0 for count in counts) if counts else None
+        return tuple(count or 0 for count in counts)
 
 
 def plan_epoch(

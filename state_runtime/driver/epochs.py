@@ -21,6 +21,7 @@ from state_runtime.base import faults
 from state_runtime.base.errors import Fenced
 from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.progress import Progress
+from state_runtime.base.steps import Step
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.due import fires_at, is_anything_due
@@ -105,6 +106,11 @@ class EpochDriver:
     def tasks(self) -> TaskHistory:
         """The work of the newest epochs' tasks, one by one."""
         return self._line.tasks
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of the pipeline, with their rows since the run began."""
+        return self._line.steps.steps
 
     @property
     def row_bytes(self) -> int:

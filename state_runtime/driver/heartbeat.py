@@ -194,6 +194,7 @@ class Heartbeat:
                 settings=self._settings,
                 process_space=self._process_space,
                 time_zone=self._time_zone,
+                steps=self._driver.steps if self._driver is not None else (),
             ),
         )
 

@@ -21,7 +21,7 @@ def of_epoch(
     acknowledged: Sequence[Acknowledgement],
     *,
     first_stages: frozenset[int],
-    source_rows: int | None,
+    source_rows: Sequence[int],
     snapshot_id: int,
     batch_id: int,
     clock: EpochClock,
@@ -32,7 +32,7 @@ def of_epoch(
     Args:
         first_stages: the stages that get only rows which no other stage has seen. Branches of a source get the same
             rows, or fewer, so the stage with the most rows tells how many came.
-        source_rows: how many rows came from several sources; None: of one source the stages tell it.
+        source_rows: how many rows came from each of several sources; (): of one source the stages tell it.
     """
     rows: dict[int, int] = {}
     for a in acknowledged:
@@ -44,7 +44,7 @@ def of_epoch(
         snapshot_id=snapshot_id,
         batch_id=batch_id,
         timestamp_ms=clock.batch_time_ms,
-        input_rows=max(came.values(), default=0) if source_rows is None else source_rows,
+        input_rows=sum(source_rows) if source_rows else max(came.values(), default=0),
         output_rows=sum(f.rows for f in files),
         state_rows=state_rows_before + sum(a.rows_added for a in acknowledged),
         changed_rows=sum(a.changed_rows for a in acknowledged),

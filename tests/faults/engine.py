@@ -144,7 +144,7 @@ class InProcess:
                     emitted += self._run(task(stage, number), batches)
                 keys = emitted
 
-        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=lambda: None)
+        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple)
 
     def _run(self, task: StageTask, batches: list[pa.RecordBatch]) -> list[str]:
         for attempt in range(1, TASK_ATTEMPTS + 1):

@@ -46,11 +46,12 @@ def test_several_sources_give_what_a_batch_query_gives_each_operator_by_its_own_
     """An epoch is one Spark job, also with kept plans; orders are ahead of refunds, and their windows do not wait."""
     write_input(tmp_path / "orders", files=5)
     write_input(tmp_path / "refunds", files=3)
-    since, jobs, rows = jobs_of(spark), list[int](), list[int]()
+    since, jobs, rows, written = jobs_of(spark), list[int](), list[int](), list[int]()
 
     def seen(progress: Any) -> None:
         jobs.append(since())
         rows.append(progress.input_rows)
+        written.append(progress.output_rows)
 
     several(tmp_path, ["orders", "refunds"]).run(spark, trigger=ONCE, on_progress=seen)
     check(spark, tmp_path, "orders", "refunds")
@@ -62,6 +63,13 @@ def test_several_sources_give_what_a_batch_query_gives_each_operator_by_its_own_
     clocks = {o.uid: manifest.time.watermark_of(o.uid) // 1000 for o in manifest.operators}
     assert clocks["of-orders"] == latest_s(spark, tmp_path, "orders")
     assert clocks["windows"] == latest_s(spark, tmp_path, "refunds") < clocks["of-orders"]
+    status = Catalog(open_store(str(tmp_path / "store")), "several").status()
+    assert status is not None
+    told = {step.name: step for step in status.steps if step.kind != "sink"}
+    assert (told["orders"].rows, told["refunds"].rows, told["of-orders"].rows) == (5 * ROWS, 3 * ROWS, 5 * ROWS)
+    assert sum(step.rows or 0 for step in status.steps if step.kind == "sink") == sum(written) > 0
+    assert manifest.progress is not None
+    assert sum(step.state_rows or 0 for step in status.steps) == manifest.progress.state_rows > 0
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,7 @@ class World:
                     else pa.RecordBatch.from_pylist([], schema=operator.output_schema)
                 )
 
-        return SimpleNamespace(
-            run=collect, event_time_ms=lambda: self.chain.event_times(frame), source_rows=lambda: None
-        )
+        return SimpleNamespace(run=collect, event_time_ms=lambda: self.chain.event_times(frame), source_rows=tuple)
 
     def wait(self, seconds: float) -> bool:
         return False

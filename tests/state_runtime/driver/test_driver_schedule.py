@@ -153,7 +153,7 @@ class World:
                 for _ in range(attempts):
                     assert list(task(stage, 0)(batches)) == []
 
-        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=lambda: None)
+        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
