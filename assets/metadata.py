@@ -17,7 +17,7 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
-from stillstate.assets.tables import checkpoints_table, operators_table, phases_table
+from stillstate.assets.tables import checkpoints_table, operators_table, phases_table, pipeline_picture
 from stillstate.orchestration.materialization.health import record_numbers
 from stillstate.orchestration.probes.points import Point
 from stillstate.orchestration.text import duration_text, time_text
@@ -50,7 +50,14 @@ def shape_of(manifest: Manifest) -> str:
 
 
 def checkpoint_materialization(
-    key: dg.AssetKey, uid: str, head: Manifest, newest: Sequence[Point], *, after: int, why: str
+    key: dg.AssetKey,
+    uid: str,
+    head: Manifest,
+    newest: Sequence[Point],
+    status: RunStatus | None = None,
+    *,
+    after: int,
+    why: str,
 ) -> dg.AssetMaterialization:
     """Return a job's newest snapshot and the events since the last published one, as a run-less materialization; its
     data version is the snapshot's id.
@@ -59,6 +66,7 @@ def checkpoint_materialization(
         key: of the job's checkpoints.
         uid: of the job root.
         newest: the newest snapshots, ascending; the last is `head`.
+        status: the newest heartbeat, if it is known.
         after: the last that was published; 0 if none was.
         why: it is published now.
     """
@@ -72,10 +80,12 @@ def checkpoint_materialization(
         "operators": operators_table(head),
         "phases": phases_table(last),
     }
+    # Dagster shows them in this order.
+    first = {"pipeline": pipeline_picture(status, head)} if status is not None and status.steps else {}
     return dg.AssetMaterialization(
         key,
         description=_description(head, read, count, why),
-        metadata={**numbers_metadata(IntervalNumbers.of(read, count)), **tables},
+        metadata={**first, **numbers_metadata(IntervalNumbers.of(read, count)), **tables},
         tags={**_tags(uid, head.term), DATA_VERSION_TAG: str(head.snapshot_id), SHAPE_TAG: shape_of(head)},
     )
 

@@ -1,18 +1,23 @@
-"""Tables of a job's checkpoints, as Dagster's metadata; pure. Every event carries them, so their rows are bounded."""
+"""Tables of a job's checkpoints and the picture of its pipeline, as Dagster's metadata; pure. Every event carries them,
+so they are bounded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+from urllib.parse import quote
 
 import dagster as dg
 
 from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration
+from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.cards import cards_of, note_of
 from stillstate.assets.metadata_sets import rounded
+from stillstate.assets.picture import CARDS_MAX, svg_of
 from stillstate.orchestration.probes.points import Point
-from stillstate.orchestration.text import time_text
+from stillstate.orchestration.text import counted_text, time_text
 
 __all__ = [
     "CHECKPOINTS_MAX",
@@ -20,6 +25,7 @@ __all__ = [
     "migration_table",
     "operators_table",
     "phases_table",
+    "pipeline_picture",
     "restored_text",
     "table",
     "unbroken",
@@ -27,6 +33,8 @@ __all__ = [
 
 Cell = str | int | float | bool
 
+_PLAIN: Final = " !'(),/:;=@{}.-"
+"""Of a picture's letters those that are themselves in a link of Markdown, between < and >."""
 STATES_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 8
 """In every event of a job, which Dagster's storage keeps for weeks; `stillstate snapshots` lists all."""
@@ -144,3 +152,14 @@ def operators_table(manifest: Manifest) -> dg.MarkdownMetadataValue:
         for state in operator.states
     ]
     return markdown(["operator", "kind", "state", "holds", "rows_in_tables", "table_bytes"], rows[:STATES_MAX])
+
+
+def pipeline_picture(status: RunStatus, manifest: Manifest) -> dg.MarkdownMetadataValue:
+    """Return a run's pipeline as a picture: what reads what, and of each step its rows, lag and state.
+
+    Dagster's page shows no other picture than an image in Markdown, which may be in the text itself
+    (https://github.com/dagster-io/dagster/pull/13443); it knows no Mermaid. Base64 would be a sixth longer.
+    """
+    picture = svg_of(cards_of(status.steps, manifest), note_of(status, manifest), CARDS_MAX)
+    data = quote(picture, safe=_PLAIN)
+    return dg.MetadataValue.md(f"![{counted_text(len(status.steps), 'step')}](<data:image/svg+xml,{data}>)")

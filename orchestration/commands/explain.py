@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from stillstate.orchestration.commands.base import (
@@ -18,9 +20,13 @@ from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
+SvgOption = Annotated[bool, typer.Option("--svg", help="Print the graph as a picture in SVG; send it to a file.")]
+
 
 @guarded
-def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def explain(
+    job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False, as_svg: SvgOption = False
+) -> None:
     """Show the steps of a job's pipeline: what reads what.
 
     The job's code is imported and its pipeline built, as a start would do it; no row is read. Spark is started only for
@@ -51,6 +57,13 @@ def explain(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonO
     read = {name for node in graph.nodes if isinstance(node, SourceNode) for name in (node.name, node.was)}
     away = {positions[n] for n in newest.source.away} if newest is not None and newest.source is not None else set()
     sources = sorted(set(positions) - read - away)
+    if as_svg:
+        from state_runtime.pipeline.steps import steps_of
+        from stillstate.assets.cards import cards_of
+        from stillstate.assets.picture import svg_of
+
+        print(svg_of(cards_of(steps_of(graph), newest), f"pipeline of {found.name}"))
+        return
     if as_json:
         print_json(pipeline_json(found.name, steps, snapshot_id, dropped, sources))
         return

@@ -184,8 +184,8 @@ class ObservationSpec(SettingsGroup):
     Dagster ends a tick after 60 s."""
     interval_s: float = Field(default=1800.0, ge=0, le=86_400)
     """Time from one materialization of `<job>/checkpoints` to the next, which covers all events in between. 0: at every
-    tick that finds a new checkpoint. Lower it for more points in the plots: each takes about ten kilobytes in Dagster's
-    storage. The Prometheus exporter has the numbers at any pace."""
+    tick that finds a new checkpoint. Lower it for more points in the plots: each takes ten to twenty kilobytes in
+    Dagster's storage. The Prometheus exporter has the numbers at any pace."""
 
 
 class DagsterSpec(SettingsGroup):

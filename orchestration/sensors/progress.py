@@ -155,7 +155,7 @@ def _publish(
     if why is not None:
         key = tick.mount.checkpoints(name)
         tick.events.append(
-            checkpoint_materialization(key, look.uid, head, found.newest, after=before.snapshot_id, why=why)
+            checkpoint_materialization(key, look.uid, head, found.newest, status, after=before.snapshot_id, why=why)
         )
         after = replace(after, snapshot_id=head.snapshot_id, term=head.term, shape=shape_of(head), at_ms=now_ms)
     tick.published[name] = after

@@ -1,7 +1,7 @@
 """The state that the progress sensor publishes and has published; pure.
 
 Events by time, not by checkpoint: at most one of a job's checkpoints in an interval, at any pace of the job, since each
-costs Dagster's storage about ten kilobytes for ever. Events that a person waits for are published at once.
+costs Dagster's storage ten to twenty kilobytes for ever. Events that a person waits for are published at once.
 """
 
 from __future__ import annotations

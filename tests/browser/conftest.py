@@ -24,6 +24,8 @@ from job_roots import FakeClock  # noqa: E402
 from maintenance_root import Job as RealJob  # noqa: E402
 
 from state_runtime.base.clock import SYSTEM_CLOCK  # noqa: E402
+from state_runtime.base.steps import Step  # noqa: E402
+from state_runtime.snapshot.manifest import TimeEntry  # noqa: E402
 from state_runtime.store import open_store  # noqa: E402
 
 from .site import Site  # noqa: E402
@@ -72,6 +74,18 @@ NAMES = [
     "weather",
 ]
 HANGING, CRASHING, KILLED, RETAINED, MIGRATED = "baggage", "refunds", "boarding", "fares", "bookings"
+DRAWN = "legs"
+STEPS = (
+    Step(kind="source", name="flights", rows=336_776),
+    Step(kind="source", name="weather", rows=26_115),
+    Step(kind="interval_join", name="with-weather", reads=(0, 1), keys=(("origin",), ("origin",)), rows=362_891, late_rows=12),
+    Step(kind="deduplicate", name="plane-day", reads=(2,), keys=(("tailnum",),), rows=335_220, late_rows=0, state_rows=4_043),
+    Step(kind="sink", name="legs", reads=(3,), rows=331_072),
+    Step(kind="transform", name="delayed", reads=(2,)),
+    Step(kind="aggregate", name="by-carrier", reads=(5,), keys=(("carrier", "origin"),), rows=128_432, late_rows=3, state_rows=35),
+    Step(kind="sink", name="by <carrier>", reads=(6,), rows=128_432),
+)  # fmt: skip
+"""A pipeline with what a picture of one must show: two sources, a branch, sinks, and a name that is no HTML."""
 
 
 def settings_of_the_house() -> dict[str, str]:
@@ -83,6 +97,12 @@ def settings_of_the_house() -> dict[str, str]:
         MIGRATED: f"{{parallelism: 2, options: {{behaviour: narrow, lives_s: 1800}}, {started}, recovery: {{{quick}}}}}",
         RETAINED: "{retention: {keep_last: 3, keep_tags: [release], deleted_share_max: 0.9}}",
     }
+
+
+def clocks(now_ms: int) -> TimeEntry:
+    """Of that pipeline: one source is behind the other, and so is what reads both."""
+    seen_ms = {"flights.at": now_ms - 2_000, "weather.at": now_ms - 95_000}
+    return TimeEntry(now_ms, now_ms - 155_000, seen_ms, clocks={"by-carrier": now_ms - 160_000})
 
 
 class Rooms:
@@ -122,8 +142,9 @@ def open_house(folder: Path) -> Iterator[Rooms]:
         assert house.hanging == [HANGING]
         for n, root in enumerate(house.roots.values()):
             root.clock = FakeClock(now_ms - 1000 * (1 + 37 * n % 50))
-            root.checkpoint(rows=1000 + 613 * n % 5000)
-            root.beat()
+            drawn = root.name == DRAWN
+            root.checkpoint(rows=1000 + 613 * n % 5000, **({"time": clocks(root.clock.now_ms())} if drawn else {}))
+            root.beat(steps=STEPS if drawn else ())
         retained = ten_days(folder, now_ms)
         RealJob(open_store(str(folder / "state")), FakeClock(now_ms - 120_000), name=MIGRATED).checkpoints(5).ended()
         site = Site(folder)

@@ -14,7 +14,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 
-from .conftest import CRASHING, HANGING, KILLED, MIGRATED, NAMES, RETAINED, WIDTH, Rooms, Screen
+from .conftest import CRASHING, DRAWN, HANGING, KILLED, MIGRATED, NAMES, PUBLISHED, RETAINED, WIDTH, Rooms, Screen
 
 pytestmark = pytest.mark.browser
 
@@ -119,6 +119,24 @@ def test_a_savepoint_says_whose_bytes_it_shares_and_how_to_go_back_to_it(rooms: 
     screen.see(re.compile(f"stillstate rollback {RETAINED} "))
     assert re.search(r"\d+ shared with the job", screen.text()), "on a local store a savepoint is a hard link"
     screen.shoot("savepoints", down_to="complete")
+
+
+@pytest.mark.parametrize("theme", ["Dark", "Light"])
+def test_a_click_shows_the_picture_of_a_pipeline(rooms: Rooms, screen: Screen, theme: str) -> None:
+    """Dagster passes over images that it does not trust, and shows a broken one as nothing."""
+    wait_for("an event", lambda: rooms.site.numbers((DRAWN, "checkpoints")), LONG_S)
+    screen.open(f"/assets/{DRAWN}/checkpoints?view=events")
+    screen.page.evaluate("theme => localStorage.setItem('dagster-theme', JSON.stringify(theme))", theme)
+    screen.open(f"/assets/{DRAWN}/checkpoints?view=events")
+    screen.see("pipeline")
+    screen.press("[Show Markdown]")
+    image = screen.page.locator("img[src^='data:image/svg']")
+    image.wait_for(timeout=LONG_S * 1000)
+    assert image.evaluate("i => i.decode().then(() => i.naturalWidth == i.width && i.naturalHeight == i.height)")
+    screen.shoot(f"pipeline-{theme.lower()}")
+    if theme == "Light":
+        image.screenshot(path=PUBLISHED / "pipeline.png", animations="disabled")
+    screen.page.evaluate("localStorage.removeItem('dagster-theme')")
 
 
 def test_the_overview_names_who_is_ill_and_a_hanging_store_hides_nobody(rooms: Rooms, screen: Screen) -> None:

@@ -11,7 +11,9 @@ import dagster as dg
 from dagster._core.test_utils import instance_for_test
 from job_roots import FakeClock, JobRoot
 
+from state_runtime.base.steps import Step
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.term_files import RunStatus
 from stillstate.assets.metadata import checkpoint_materialization, run_materialization, shape_of
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.sections import ObservationSpec
@@ -19,7 +21,8 @@ from stillstate.orchestration.probes.points import POINTS_MAX, Point
 from stillstate.orchestration.sensors.publishing import Published, why_publish
 
 DAY_S, TICK_S, INTERVAL_S, PER_S = 86_400, 5, ObservationSpec().interval_s, 5
-BYTES_MAX = 50 * 10**6
+BYTES_MAX = 75 * 10**6
+BYTES_MAX_WELL = 50 * 10**6
 JOBS_OF_A_KIND = 10
 
 
@@ -46,7 +49,7 @@ def a_day(one: Manifest, *, restart_every_s: int = DAY_S, rescale_every_s: int =
     return counts
 
 
-def bytes_of_an_event(head: Manifest, points: tuple[Point, ...]) -> tuple[int, int]:
+def bytes_of_an_event(head: Manifest, points: tuple[Point, ...], status: RunStatus) -> tuple[int, int]:
     """Of a checkpoint's and a run's, in the files of a real instance."""
 
     def stored(instance: dg.DagsterInstance) -> int:
@@ -55,7 +58,9 @@ def bytes_of_an_event(head: Manifest, points: tuple[Point, ...]) -> tuple[int, i
     count = 100
     with instance_for_test() as instance:
         for_checkpoint = [
-            checkpoint_materialization(Mount().checkpoints("job-017"), "a" * 32, head, points, after=1, why="interval")
+            checkpoint_materialization(
+                Mount().checkpoints("job-017"), "a" * 32, head, points, status, after=1, why="interval"
+            )
             for _ in range(count)
         ]
         for_run = [run_materialization(Mount().stream("job-017"), "a" * 32, points[0]) for _ in range(count)]
@@ -71,6 +76,17 @@ def test_a_day_of_fifty_jobs_at_five_checkpoints_a_second_stays_within_its_bound
     flights: JobRoot, clock: FakeClock
 ) -> None:
     flights.start()
+    operators = [
+        step
+        for n in range(0, 8, 2)
+        for step in (
+            Step(kind="aggregate", name="plane-day", reads=(n,), keys=(("k",),), rows=10**9, late_rows=9, state_rows=9),
+            Step(kind="sink", name=f"sink-{n}", reads=(n + 1,), rows=10**9),
+        )
+    ]
+    flights.beat(steps=(Step(kind="source", name="flights", rows=10**9), *operators))
+    status = flights.catalog.status()
+    assert status is not None
     head = flights.checkpoint()
     points = tuple(replace(Point.of(head), snapshot_id=10**7 + n, at_ms=clock.now_ms()) for n in range(POINTS_MAX))
     kinds = [
@@ -81,8 +97,9 @@ def test_a_day_of_fifty_jobs_at_five_checkpoints_a_second_stays_within_its_bound
         a_day(head, restart_every_s=7000, rescale_every_s=5000),
     ]
     checkpoints, runs = (JOBS_OF_A_KIND * sum(kind[name] for kind in kinds) for name in ("checkpoints", "runs"))
-    of_checkpoint, of_run = bytes_of_an_event(head, points)
+    of_checkpoint, of_run = bytes_of_an_event(head, points, status)
     total = checkpoints * of_checkpoint + runs * of_run
     print(f"{checkpoints + runs:,} events, {of_checkpoint:,} and {of_run:,} bytes each, {total:,} bytes")
     assert checkpoints >= len(kinds) * JOBS_OF_A_KIND * DAY_S / INTERVAL_S, "and every interval has one"
+    assert 5 * JOBS_OF_A_KIND * (kinds[0]["checkpoints"] * of_checkpoint + kinds[0]["runs"] * of_run) < BYTES_MAX_WELL
     assert total < BYTES_MAX, "and a pruning deletes all but a month of it"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from job_roots import JobRoot
 from pyspark import SparkContext
+from test_picture import texts
 from typer.testing import CliRunner, Result
 
 from state_runtime.snapshot.manifest import SourcePosition, TimeEntry
@@ -120,6 +121,21 @@ def test_sources_are_held_against_their_positions_and_described_by_name(
     assert 'flights: {"logOffset":7}' in described.output
     assert "weather: -" in described.output
     assert "plane-day: 1970-01-01 00:01:01" in described.output
+
+
+def test_the_picture_has_the_steps_and_what_the_newest_snapshot_knows_of_them(
+    write_config: Callable[..., Path], flights: JobRoot
+) -> None:
+    """In a file a browser shows it; a job without a snapshot has one too."""
+    fresh = explain(write_config, CODE, "--svg")
+    assert fresh.exit_code == 0, fresh.output
+    assert not [text for text in texts(fresh.stdout) if "tables" in text]
+    flights.start()
+    flights.checkpoint(time=TimeEntry(5, 1_000, clocks={"plane-day": 61_000}))
+    told = texts(explain(write_config, CODE, "--svg").stdout)
+    assert {"read_flights", "plane-day", "by tailnum", "large", "union", "both", "all"} <= set(told)
+    assert "watermark 1970-01-01 00:01:01Z, 0 s behind" in told
+    assert "tables 40 rows, 4.9 KiB" in told
 
 
 QUERY = """
