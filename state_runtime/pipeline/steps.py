@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from state_runtime.base.joining import CONDITION
 from state_runtime.base.steps import Step
 from state_runtime.pipeline.graph import Graph, Node, OperatorNode, SegmentNode, SinkNode, SourceNode
 
@@ -39,5 +40,5 @@ def _name(node: Node) -> str:
 
 def _keys(node: OperatorNode) -> tuple[tuple[str, ...], ...]:
     """Return the key columns of each input; of a query its own keys, of which a window is two columns."""
-    own = tuple(key for key in node.says if key)
+    own = tuple(key for key in node.says if key not in ("", CONDITION))
     return tuple(own or port.keys for port in node.ports)
