@@ -8,7 +8,7 @@ numbers by which the plan knows its columns; names, casts, functions and joins w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -304,6 +304,7 @@ class _Cutting:
         raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
 
     def _source(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+        _check_one_watermark(node)
         columns = _distinct([str(attribute.name()) for attribute in attributes])
         leaf = next(each for each in items(node.collectLeaves()) if each.isStreaming())
         if (stream := self._stream_of(leaf)) is not None:
@@ -577,6 +578,23 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 def _are_twice(texts: Iterable[str]) -> bool:
     found = list(texts)
     return len(set(found)) < len(found)
+
+
+def _check_one_watermark(source: Any) -> None:
+    """Refuse a second watermark below the one that a source is cut at: its column would be lost without a word, and
+    Spark refuses it when the query runs."""
+    times = [str(node.eventTime().name()) for node in _nodes_of(source) if kind_of(node) == _WATERMARK]
+    if len(times) > 1:
+        raise InvalidPipeline(
+            f"withWatermark is called on {' and on '.join(map(repr, times))}, one behind the other; Spark refuses that "
+            "when the query runs (Redefining watermark is disallowed). Call it once for each stream that is read"
+        )
+
+
+def _nodes_of(node: Any) -> Iterator[Any]:
+    yield node
+    for child in items(node.children()):
+        yield from _nodes_of(child)
 
 
 def _line(node: Any) -> str:

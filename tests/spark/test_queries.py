@@ -617,8 +617,13 @@ def test_what_is_given_to_query_is_named_if_it_is_wrong(spark: SparkSession, tmp
     def broken(spark: SparkSession) -> DataFrame:
         raise KeyError("shop")
 
+    def timed_twice(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path, "orders").withWatermark("at", "9 seconds").groupBy("at").count()
+
+    write_rows(tmp_path, range(1))
     for query, error, message in (
         (broken, UserCodeError, "query\\(\\) raised KeyError"),
+        (timed_twice, InvalidPipeline, "Redefining watermark is disallowed"),
         (lambda spark: spark.range(3), InvalidPipeline, "needs a streaming DataFrame"),
     ):
         with pytest.raises(error, match=message):
