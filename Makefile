@@ -52,7 +52,7 @@ test-parity: setup ## Each operator and processor beside Spark's own, row by row
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m parity
 
 .PHONY: test-spark-suite
-test-spark-suite: setup ## Spark's own suites of transformWithState, unmodified, through our jobs (they ship inside the pyspark package)
+test-spark-suite: setup ## Spark's own suites through our jobs: transformWithState in Python, unmodified, and the cases of the Scala suites
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m spark_suite tests/spark_suite
 
 CORE := tests/spark/test_job.py tests/spark/test_round_trip.py tests/spark/test_windows.py tests/spark/test_rescale.py tests/spark/test_event_time.py

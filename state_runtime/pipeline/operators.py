@@ -147,6 +147,7 @@ class IntervalJoinStep:
         event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none; "both":
             a query says itself which columns carry it.
         waits_ms: of a query how far the clock of its output is behind its own; None: as long as rows may wait.
+        has_equal_times: the times are keys, too.
         condition: on pairs of rows, beside keys and range.
         when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
@@ -158,6 +159,7 @@ class IntervalJoinStep:
     how: str
     event_time: str = ""
     waits_ms: int | None = None
+    has_equal_times: bool = False
     condition: Condition | None = None
     when: tuple[str, str] = ("", "")
 
@@ -364,6 +366,7 @@ def _interval_join(
         upper_us=step.upper_us,
         how=step.how,
         uid=step.uid,
+        has_equal_times=step.has_equal_times,
         condition=step.condition,
         when=step.when,
     )

@@ -463,6 +463,7 @@ class _Cutting:
                 lower_us=bounds.lower_us,
                 upper_us=bounds.upper_us,
                 held_back_ms=bounds.held_back_ms,
+                has_equal_times=bounds.has_equal_times,
                 condition=asked.condition,
                 when=asked.when,
             )

@@ -35,6 +35,7 @@ class Bounds:
         keys: pairwise equal expressions of the left side and of the right one.
         times: the event times of both sides; None: the side has none.
         lower_us, upper_us: of the right time minus the left one, both included; -UNBOUNDED_US, UNBOUNDED_US: no end.
+        has_equal_times: the event times are among the keys.
         held_back_ms: how far Spark's watermark behind the join is behind that of its inputs.
         condition: of an inner join, to be looked at once more for each pair of rows; None if keys and range say all.
         others: of other joins, the conditions beside keys and range.
@@ -45,6 +46,7 @@ class Bounds:
     times: tuple[Any, Any]
     lower_us: int
     upper_us: int
+    has_equal_times: bool
     held_back_ms: int
     condition: Any
     others: tuple[Any, ...]
@@ -84,6 +86,7 @@ def bounds_of(catalyst: Catalyst, join: Any) -> Bounds:
         times=(left, right),
         lower_us=lower_us,
         upper_us=upper_us,
+        has_equal_times=bool(same),
         held_back_ms=_held_back_ms(catalyst, sides, catalyst.all_of(ranges)) if ranges else 0,
         condition=condition,
         others=() if how == "inner" else others,

@@ -122,6 +122,7 @@ class Joined(Stateful):
         right_keys: pairwise equal with `keys`.
         lower_us, upper_us: -UNBOUNDED_US, UNBOUNDED_US: the range has no such end.
         held_back_ms: how far the watermark of its output is behind its own.
+        has_equal_times: the event times are among the keys.
         condition: on pairs of rows, beside keys and range.
         when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
@@ -131,6 +132,7 @@ class Joined(Stateful):
     lower_us: int
     upper_us: int
     held_back_ms: int
+    has_equal_times: bool = False
     condition: Condition | None = None
     when: tuple[str, str] = ("", "")
 

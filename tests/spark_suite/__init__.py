@@ -1,1 +1,1 @@
-"""Spark's own suites of transformWithState, unmodified, run through our jobs (`make test-spark-suite`)."""
+"""Spark's own suites through our jobs (`make test-spark-suite`): of transformWithState unmodified, of all else as data."""

@@ -9,8 +9,8 @@ behaviour is that of Spark's stream-stream join, batch for batch:
   with each other; only then is state removed. So a row that arrives with its time already past still meets the stored
   rows.
 - A left row is removed when `watermark - upper` has passed its time, a right row when `watermark + lower` has; Spark
-  removes one millisecond later than necessary, and so does Stillstate (`due` below). Without such an end of the range
-  it stays for ever.
+  removes one millisecond later than necessary, and so does Stillstate (`JoinSide.stays_ms`). Without such an end of the
+  range it stays for ever.
 - Outer: a row of the side that never matched is emitted, with nulls for the other side, when it is removed; one that a
   condition on its side alone rules out comes at once, and does not wait.
 - Left semi: a left row is emitted once, with its first match, and does not wait any more.
@@ -516,9 +516,9 @@ class IntervalJoinOperator(WokenWhenDue):
 
 def _due_of(side: JoinSide, micros: Times) -> Times:
     """Return the first watermark (ms) that removes a row: the earliest for Spark's `time <= watermark - …`."""
-    if side.is_kept_for_ever:
+    if side.stays_ms is None:
         return np.full(len(micros), _NEVER)
-    return plus(millis_up(micros), 1 - (-side.apart_us // 1000))
+    return plus(millis_up(micros), side.stays_ms)
 
 
 def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:

@@ -50,7 +50,7 @@ class JoinSide:
         time: the one with event time; "": the side has none.
         when: a boolean one; rows for which it is not true match nothing, and do not wait. "": there is none.
         is_outer: rows without a match are emitted, with nulls for the other side.
-        apart_us: how much later than a row the last one of the other side may be that matches it.
+        stays_ms: how long after its own time a row is removed, in event time; None: never.
     """
 
     name: SideName
@@ -60,12 +60,7 @@ class JoinSide:
     time: str
     when: str
     is_outer: bool
-    apart_us: int
-
-    @property
-    def is_kept_for_ever(self) -> bool:
-        """No watermark ever says that no row of the other side can match any more."""
-        return self.apart_us == UNBOUNDED_US
+    stays_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +73,7 @@ class IntervalJoinPlan:
         left_time, right_time: names of the event-time columns among them; "": the side has none.
         lower_us, upper_us: the range of `right time - left time`, both ends included, in microseconds; from
             -UNBOUNDED_US, or to UNBOUNDED_US: it has no such end.
+        has_equal_times: the range is 0 as the times are keys, and not by a comparison.
         condition: on pairs of rows, beside keys and range.
         left_when, right_when: boolean columns of outer sides (`JoinSide.when`).
     """
@@ -90,6 +86,7 @@ class IntervalJoinPlan:
     lower_us: int
     upper_us: int
     how: How
+    has_equal_times: bool = False
     condition: Condition | None = None
     left_when: str = ""
     right_when: str = ""
@@ -100,9 +97,18 @@ class IntervalJoinPlan:
         left = (LEFT_COLUMN, self.left, self.left_time, self.left_when)
         right = (RIGHT_COLUMN, self.right, self.right_time, self.right_when)
         return {
-            "left": JoinSide("left", 0, *left, self.how in _OUTER["left"], self.upper_us),
-            "right": JoinSide("right", 1, *right, self.how in _OUTER["right"], -self.lower_us),
+            "left": JoinSide("left", 0, *left, self.how in _OUTER["left"], self._stays_ms(self.upper_us)),
+            "right": JoinSide("right", 1, *right, self.how in _OUTER["right"], self._stays_ms(-self.lower_us)),
         }
+
+    def _stays_ms(self, apart_us: int) -> int | None:
+        """Return `JoinSide.stays_ms`, by how much later than a row the last one may be that matches it.
+
+        A watermark forgets what is at or below it; by a comparison of times Spark forgets a millisecond later than that.
+        """
+        if apart_us == UNBOUNDED_US:
+            return None
+        return (0 if self.has_equal_times else 1) - (-apart_us // 1000)
 
     @property
     def is_semi(self) -> bool:
@@ -158,6 +164,7 @@ def plan_interval_join(
     upper_us: int,
     how: str,
     uid: str,
+    has_equal_times: bool = False,
     condition: Condition | None = None,
     when: tuple[str, str] = ("", ""),
 ) -> IntervalJoinPlan:
@@ -212,6 +219,7 @@ def plan_interval_join(
         lower_us=lower_us,
         upper_us=upper_us,
         how=how,  # type: ignore[arg-type]  # checked above
+        has_equal_times=has_equal_times,
         condition=condition,
         left_when=when[0],
         right_when=when[1],
