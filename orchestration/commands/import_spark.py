@@ -41,7 +41,9 @@ def import_spark(
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option("--job", "-j", metavar="JOB", help="The job of stillstate.yaml that has the query's classes."),
+        typer.Option(
+            "--job", "-j", metavar="JOB", help="The job of stillstate.yaml that has the query, or its classes."
+        ),
     ] = None,
     entry_point: Annotated[
         str | None,
@@ -68,11 +70,11 @@ def import_spark(
 ) -> None:
     """Import the state of a stopped query of Spark's.
 
-    State, timers, clocks and source position of a `transformWithState` query, with a progress bar.
+    State, timers, clocks and source position of the query, with a progress bar.
 
     The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the
-    same processors with the same keys, time and output modes. Run it on the same input: it continues from the query's
-    position.
+    same query (`job.query`), or of a `transformWithState` the same processors with the same keys, time and output
+    modes. Run it on the same input: it continues from the query's position.
     """
     from state_runtime.importing.native import import_checkpoint
     from state_runtime.spark.session import build_session

@@ -62,7 +62,7 @@ from state_runtime.pipeline.spark_settings import (
     PieceBounds,
     shuffles_as_wide_as_the_job,
 )
-from state_runtime.pipeline.watermark import Policy
+from state_runtime.pipeline.watermark import POLICY_SETTING, policy_of
 from state_runtime.restore.private_local_dir import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -360,11 +360,6 @@ class JobRun:
             raise InvalidConfiguration(f"parallelism {asked} is outside 1 … {MAX_PARALLELISM}")
         return asked
 
-    def _watermark_policy(self) -> Policy:
-        """Return how several watermarks are combined: Spark's own setting."""
-        value = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
-        return "max" if str(value).lower() == "max" else "min"
-
     def _driver(
         self,
         pipeline: CompiledPipeline,
@@ -392,7 +387,7 @@ class JobRun:
             pipeline=pipeline,
             sinks=sinks,
             entries=entries,
-            watermark_policy=self._watermark_policy(),
+            watermark_policy=policy_of(self._spark.conf.get(POLICY_SETTING, "min")),
             clock=self._clock,
             ids=self._ids,
             take_output=allowed.take_output,

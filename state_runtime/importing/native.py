@@ -1,7 +1,8 @@
 """Import of a stopped native query as the first snapshot of a job: its state through Spark's own state reader, its
 clocks and its source position.
 
-Order of work, and the files that a crash leaves: the query's position is read and checked; `building.json`; `job.json`;
+Order of work, and the files that a crash leaves: the query's position and the columns of its states are read and
+checked; `building.json`; `job.json`;
 tables, one state after the other; the logs of seen files; a second check of the query; then the manifest,
 create-if-absent. Until then there is no snapshot, no run starts in the root, and the import can be repeated; it writes
 tables under new names. The checkpoint is only read."""
@@ -24,18 +25,24 @@ from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.source_log import joined_texts, source_log_path
 from state_runtime.importing.bootstrap import WriteCells, write_frame
 from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_unmoved, read_checkpoint
-from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
+from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators, refuse_plain
+from state_runtime.importing.native_queries import match_kept, read_of
+from state_runtime.importing.native_rows import rows_of_query
 from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.graph import OperatorNode
 from state_runtime.pipeline.plan import JobPlan, Planned
 from state_runtime.pipeline.source_names import source_numbers
 from state_runtime.pipeline.sources import OpenedSources
+from state_runtime.pipeline.watermark import POLICY_SETTING, policy_of
+from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.timer_state import TIMERS
-from state_runtime.reading.building import SnapshotBuilder
+from state_runtime.reading.building import SnapshotBuilder, settled
 from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.tables import WrittenTables, cell_bits
-from state_runtime.snapshot.manifest import FileEntry, Manifest, OriginEntry
+from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, OriginEntry
 from state_runtime.spark.plans import stream_sources
+from state_runtime.spark.query_parts import Kept
 from state_runtime.spark.sql import quoted
 from state_runtime.state.ddl import parse_ddl
 from state_runtime.store import open_store
@@ -77,13 +84,14 @@ def import_checkpoint(
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> ImportResult:
-    """Import the checkpoint of a native `transformWithState` query, whose classes the job has.
+    """Import the checkpoint of a native query: of any that the job has as `job.query`, or of `transformWithState` whose
+    classes the job has in steps.
 
     Args:
         checkpoint: the query's checkpointLocation; a path or URL that both Spark and Stillstate's store can open.
-        job: reads the same source with the same watermark, and has the same processors with the same modes.
+        job: reads the same source with the same watermark; the same query, or the same processors with the same modes.
         target_url: an empty folder: the root of the job, or a place that it is started from.
-        operators: the job's uids by Spark's operator ids, if they do not follow from the states' names.
+        operators: the job's uids by Spark's operator ids, if they do not follow from the states' names; for steps.
         on_progress: called with (state, done, total).
 
     Raises:
@@ -101,15 +109,20 @@ def import_checkpoint(
     pipeline = plan.compiled(spark, opened)
     _check_sources(opened, native, root.url)
     found = parse_operators(_metadata(spark, checkpoint), root.url)
-    pairs = match_operators(found, pipeline.operators, operators)
-    builder = _builder(plan, target_url, target_options, native, pairs, pipeline, clock, ids)
-    work = [(number, own, state) for number, own in pairs for state in _states(number, own)]
+    kept = _kept(plan)
+    pairs = _pairs(found, pipeline, kept, operators, root.url)
+    entries = {entry.uid: settled(entry) for entry in pipeline.entries}
     with _state_reader_conf(spark):
-        for done, (number, own, state) in enumerate(work):
+        # All states are looked at before anything is written.
+        work = [
+            (number, layout, _frame(spark, checkpoint, native, number, own, layout, kept))
+            for number, own in pairs
+            for layout in _layouts(number, own, entries[own.uid])
+        ]
+        builder = _builder(plan, target_url, target_options, native, pairs, pipeline, clock, ids)
+        for done, (number, layout, frame) in enumerate(work):
             if on_progress is not None:
-                on_progress(f"{own.uid}/{state}", done, len(work))
-            layout = _layout(builder, own, state)
-            frame = _rows(spark, checkpoint, native, number, own, layout)
+                on_progress(f"{layout.operator.uid}/{layout.state.name}", done, len(work))
             bits = cell_bits(sum(f.bytes for f in root.list_objects(f"state/{number.number}")))
             options = dict(target_options or {})
             cells = WriteCells(
@@ -127,7 +140,7 @@ def import_checkpoint(
     check_unmoved(root, native)
     manifest = builder.commit(
         parallelism=plan.settings.parallelism or found[0].partitions,
-        time=native.time({column.name: column.delay_ms for column in pipeline.watermarks}),
+        time=native.time(pipeline.clocks(policy_of(spark.conf.get(POLICY_SETTING, "min")))),
         source=replace(native.position, names=source_numbers(opened.names, None).names),
         source_logs=logs,
         epoch=1,
@@ -172,7 +185,38 @@ def _metadata(spark: SparkSession, checkpoint: str) -> list[dict[str, Any]]:
         ) from error
 
 
-def _states(native: NativeOperator, own: StatefulProcessorOperator) -> list[str]:
+def _kept(plan: JobPlan) -> dict[str, Kept]:
+    """Return how Spark keeps the state of the operators of the job's query, by uid; {} of a job of steps."""
+    nodes = [node for node in plan.graph.nodes if isinstance(node, OperatorNode)]
+    kept = {node.uid: node.kept() for node in nodes if node.kept is not None}
+    if kept and len(kept) < len(nodes):
+        beside = next(node.uid for node in nodes if node.kept is None)
+        raise InvalidConfiguration(
+            f"the job has {beside!r} beside its query, and a checkpoint is of one query; add it after the import"
+        )
+    return kept
+
+
+def _pairs(
+    found: tuple[NativeOperator, ...],
+    pipeline: CompiledPipeline,
+    kept: Mapping[str, Kept],
+    chosen: Mapping[int, str] | None,
+    where: str,
+) -> list[tuple[NativeOperator, Operator]]:
+    """Return the job's operator for each native one."""
+    if not kept:
+        refuse_plain(found, where)
+        return [*match_operators(found, pipeline.operators, chosen)]
+    uids = match_kept(found, kept, chosen, where)
+    match_operators([one for one in found if one.is_user_code], pipeline.operators, uids)
+    own = {operator.uid: operator for operator in pipeline.operators}
+    return [(one, own[uids[one.number]]) for one in found]
+
+
+def _states(native: NativeOperator, own: Operator) -> list[str]:
+    if not native.is_user_code or not isinstance(own, StatefulProcessorOperator):
+        return [*own.state_schemas]
     return [*(state.name for state in native.states), *([TIMERS] if own.time_mode != "none" else [])]
 
 
@@ -181,7 +225,7 @@ def _builder(
     target_url: str,
     target_options: Mapping[str, Any] | None,
     native: NativeCheckpoint,
-    pairs: list[tuple[NativeOperator, StatefulProcessorOperator]],
+    pairs: list[tuple[NativeOperator, Operator]],
     pipeline: CompiledPipeline,
     clock: Clock,
     ids: Ids,
@@ -291,10 +335,24 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _layout(builder: SnapshotBuilder, own: StatefulProcessorOperator, name: str) -> RowLayout:
-    operator = next(o for o in builder.operators if o.uid == own.uid)
-    state = next(s for s in operator.states if s.name == name)
-    return RowLayout(operator, state, own.state_schemas[name])
+def _frame(
+    spark: SparkSession,
+    checkpoint: str,
+    native: NativeCheckpoint,
+    number: NativeOperator,
+    own: Operator,
+    layout: RowLayout,
+    kept: Mapping[str, Kept],
+) -> DataFrame:
+    """Return the rows of a state."""
+    if number.is_user_code and isinstance(own, StatefulProcessorOperator):
+        return _rows(spark, checkpoint, native, number, own, layout)
+    return rows_of_query(spark, checkpoint, native.batch_id, number.number, read_of(kept[own.uid], own, layout), layout)
+
+
+def _layouts(number: NativeOperator, own: Operator, entry: OperatorEntry) -> list[RowLayout]:
+    states = {state.name: state for state in entry.states}
+    return [RowLayout(entry, states[name], own.state_schemas[name]) for name in _states(number, own)]
 
 
 def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenTables:

@@ -16,7 +16,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from state_runtime.base.limits import (
     SOURCE_LOG_BYTES_MAX,
 )
 from state_runtime.pipeline.source_position import log_offset_of
+from state_runtime.pipeline.watermark import Clocks
 from state_runtime.snapshot.manifest import SourceFile, SourcePosition, TimeEntry
 from state_runtime.store import Store
 from state_runtime.store.paths import check_relative_path
@@ -35,7 +36,7 @@ from state_runtime.store.paths import check_relative_path
 __all__ = ["NativeCheckpoint", "check_unmoved", "read_checkpoint"]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "RocksDBStateStoreProvider"
+_PROVIDERS = ("RocksDBStateStoreProvider", "HDFSBackedStateStoreProvider")
 _VERSION = "v1"
 _COMPACT = re.compile(r"([0-9]+)\.compact\Z")
 _ENTRY_BYTES_MAX = 16 * SMALL_JSON_BYTES_MAX  # a line of Kafka offsets has about 20 bytes a partition
@@ -63,17 +64,22 @@ class NativeCheckpoint:
     position: SourcePosition
     seen_files: Mapping[int, tuple[str, ...]]
 
-    def time(self, delays_ms: Mapping[str, int]) -> TimeEntry:
+    def time(self, clocks: Clocks) -> TimeEntry:
         """Return the clocks of the snapshot: those of a job that had run the same batches.
 
         Spark does not keep the highest event time, only the watermark that follows from it; with several columns each
         gets that of the slowest (or, by the policy, fastest) one, as after a restart of Spark's own query.
 
         Args:
-            delays_ms: the job's columns with event time, and how late their rows may be.
+            clocks: what moves those of the job.
         """
-        seen = {name: self.next_watermark_ms + delay for name, delay in delays_ms.items()}
-        return TimeEntry(self.batch_time_ms, self.watermark_ms, seen if self.next_watermark_ms > 0 else {})
+
+        def seen(watermark_ms: int) -> dict[str, int]:
+            return {c.name: watermark_ms + c.delay_ms for c in clocks.columns} if watermark_ms > 0 else {}
+
+        # Those of the batch follow from its watermark: behind a join they are held back.
+        of_batch = clocks.advanced(TimeEntry(self.batch_time_ms, 0, seen(self.watermark_ms)), self.batch_time_ms)
+        return replace(of_batch, watermark_ms=self.watermark_ms, event_time_ms=seen(self.next_watermark_ms))
 
 
 def read_checkpoint(root: Store) -> NativeCheckpoint:
@@ -81,7 +87,8 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
 
     Raises:
         MissingSnapshot: no batch was ever committed here; or it is no checkpoint at all.
-        InvalidData: a batch is under way, the state is not kept in RocksDB, or the logs have an unknown version.
+        InvalidData: a batch is under way, the state is kept by an unknown provider, or the logs have an unknown
+            version.
         CorruptData: a log entry is missing or cannot be read.
     """
     where = root.url
@@ -186,10 +193,10 @@ def _offsets(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
 def _check_provider(header: Mapping[str, Any], where: str) -> None:
     conf = header.get("conf")
     provider = str(conf.get(_PROVIDER, "")) if isinstance(conf, dict) else ""
-    if not provider.endswith(_ROCKSDB):
+    if not provider.endswith(_PROVIDERS):
         raise InvalidData(
             f"the query in {where} keeps its state with {provider.rpartition('.')[2] or 'an unknown provider'}; only "
-            f"{_ROCKSDB} can be imported, which transformWithState needs"
+            f"{' and '.join(_PROVIDERS)} can be imported"
         )
 
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, InvalidData
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 
-__all__ = ["NativeOperator", "NativeState", "match_operators", "parse_operators"]
+__all__ = ["WRITTEN", "NativeOperator", "NativeState", "match_operators", "parse_operators", "refuse_plain"]
 
 _KINDS: Mapping[str, Literal["value", "list", "map"]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _TIME_MODES = {"eventtime": "event", "processingtime": "processing", "none": "none", "notime": "none"}
 _NAME = "transformWithState"
 # The user's code, by Spark's name of the operator that was made of it.
-_WRITTEN = {
+WRITTEN = {
     "stateStoreSave": "an aggregation such as groupBy().count()",
     "sessionWindowStateStoreSaveExec": "a groupBy(session_window(…)) with aggregates",
     "symmetricHashJoin": "a join of two streams",
@@ -25,7 +25,13 @@ _WRITTEN = {
     "flatMapGroupsWithState": "a flatMapGroupsWithState()",
     "applyInPandasWithState": "an applyInPandasWithState()",
     "globalLimit": "a limit()",
+    "transformWithStateInPySparkExec": "a transformWithState()",
 }
+# Those that a job.query has, too; `transformWithState` is in jobs of steps as well.
+_OF_QUERIES = frozenset(
+    {"stateStoreSave", "sessionWindowStateStoreSaveExec", "symmetricHashJoin", "dedupe", "dedupeWithinWatermark"}
+    | {"applyInPandasWithState"}
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,13 @@ class NativeState:
 
 @dataclass(frozen=True)
 class NativeOperator:
-    """A `transformWithState` of a native query.
+    """An operator of a native query.
 
     Attributes:
         number: Spark's operator id, by its place in the plan.
         partitions: of its state.
+        time_mode, output_mode, states: of a `transformWithState`; of others "" and none.
+        operator: Spark's name of its kind.
     """
 
     number: int
@@ -51,6 +59,12 @@ class NativeOperator:
     time_mode: str
     output_mode: str
     states: tuple[NativeState, ...]
+    operator: str = _NAME
+
+    @property
+    def is_user_code(self) -> bool:
+        """Whether it is a `transformWithState`."""
+        return self.operator.startswith(_NAME)
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -72,11 +86,20 @@ def parse_operators(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[Nati
     found: dict[int, NativeOperator] = {}
     for row in rows:
         number, name = int(row["operatorId"]), str(row["operatorName"])
+        if name in _OF_QUERIES:
+            found[number] = NativeOperator(
+                number=number,
+                partitions=int(row["numPartitions"]),
+                time_mode="",
+                output_mode="",
+                states=(),
+                operator=name,
+            )
+            continue
         if not name.startswith(_NAME):
             raise InvalidData(
-                f"operator {number} of the query in {where} is "
-                f"{_WRITTEN.get(name, f'of kind {name!r}')}; only transformWithState and transformWithStateInPandas "
-                "can be imported. Process the input again for the others, in a job of their own"
+                f"operator {number} of the query in {where} is {WRITTEN.get(name, f'of kind {name!r}')}, which cannot "
+                "be imported. Process the input again for it, in a job of its own"
             )
         found[number] = _operator(number, row, where)
     if not found:
@@ -102,7 +125,28 @@ def _operator(number: int, row: Mapping[str, Any], where: str) -> NativeOperator
             f"Spark's description of operator {number} in {where} cannot be read ({type(error).__name__}: {error}); it "
             "was written by a version of Spark that is not known"
         ) from error
-    return NativeOperator(number, int(row["numPartitions"]), time_mode, output_mode, states)
+    return NativeOperator(
+        number=number,
+        partitions=int(row["numPartitions"]),
+        time_mode=time_mode,
+        output_mode=output_mode,
+        states=states,
+        operator=str(row["operatorName"]),
+    )
+
+
+def refuse_plain(native: Sequence[NativeOperator], where: str) -> None:
+    """Refuse what only the same query has, for a job of steps.
+
+    Raises:
+        InvalidConfiguration: an operator is not user code.
+    """
+    for one in native:
+        if not one.is_user_code:
+            raise InvalidConfiguration(
+                f"operator {one.number} of the query in {where} is {WRITTEN[one.operator]}; its state goes on in the "
+                "same query only. Give the query's code to job.query instead of writing it in steps"
+            )
 
 
 def match_operators(

@@ -7,7 +7,7 @@ line of the job's own code that a node comes from, if it is known. See docs/desi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -131,12 +131,14 @@ class OperatorNode:
     Attributes:
         ports: one, or several, as a join has. The operator's clock is the lowest of their clocks.
         says: of an operator of a query the expressions of its keys, which its state belongs to.
+        kept: of an operator of a query, returns how the engine's own streaming keeps its state; for imports.
     """
 
     step: Any
     ports: tuple[Port, ...]
     at: str = ""
     says: Mapping[str, str] = field(default_factory=dict)
+    kept: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def uid(self) -> str:

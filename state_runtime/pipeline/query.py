@@ -290,7 +290,7 @@ def _operator(
     ports = [Port(edges[part.inputs[0]], part.keys)]
     if isinstance(part, Joined):
         ports.append(Port(edges[part.inputs[1]], part.right_keys))
-    return OperatorNode(_step(part, uid, node.output_mode), tuple(ports), at=node.at, says=says)
+    return OperatorNode(_step(part, uid, node.output_mode), tuple(ports), at=node.at, says=says, kept=part.kept)
 
 
 def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) -> OperatorStep:

@@ -29,11 +29,13 @@ from state_runtime.spark.watermarks import WatermarkNode
 __all__ = [
     "END_OF_TIME_MS",
     "LATENESS_METADATA",
+    "POLICY_SETTING",
     "ClockInputs",
     "Clocks",
     "Policy",
     "WatermarkColumn",
     "event_time_column",
+    "policy_of",
     "watermark_columns",
     "watermarks_of_inputs",
 ]
@@ -45,6 +47,12 @@ END_OF_TIME_MS = 253_402_300_799_999
 """The watermark after all input: the end of the year 9999, the last time that Python, Spark and Arrow can all hold."""
 
 Policy = Literal["min", "max"]
+POLICY_SETTING = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+def policy_of(value: object) -> Policy:
+    """Return how several watermarks are combined, by the value of Spark's own setting."""
+    return "max" if str(value).lower() == "max" else "min"
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
 from state_runtime.spark.query_joins import PairConditions, bounds_of, check_is_bounded
+from state_runtime.spark.query_kept import KeptInPlan
 from state_runtime.spark.query_names import Aliases, source_place
 from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 from state_runtime.spark.query_processors import PROCESSORS, code_of
 from state_runtime.spark.query_sessions import session_gap_us
-from state_runtime.spark.query_text import Texts, digest_of, plain_name
+from state_runtime.spark.query_text import Texts, digest_of, plain_name, window_us_of
 
 __all__ = ["cut_query", "streams_without_rows"]
 
@@ -43,6 +44,11 @@ _STATEFUL: Final = frozenset(
     | {"TransformWithState", "TransformWithStateInPySpark", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
     | {"GlobalLimit", "LocalLimit", "Tail", "Offset", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"}
 )
+_KEPT_BY: Final[Mapping[str, str]] = {
+    "TransformWithStateInPySpark": "transformWithStateInPySparkExec",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+}
+"""Spark's names of the operators of user code, in checkpoints."""
 _STATELESS: Final = frozenset(
     {"Project", "Filter", "SubqueryAlias", "View", "Union", "Expand", "Generate", "MapInArrow", "MapInPandas", "Join"}
     | {"TypedFilter", "MapPartitions", "SerializeFromObject", "DeserializeToObject", "MapElements", "CollectMetrics"}
@@ -175,6 +181,7 @@ class _Cutting:
         self._parts: list[Part] = []
         self._read: list[tuple[Any, _Edge]] = []
         self._times: dict[int, str] = {}  # columns of processors that were marked as event time
+        self._operators = 0  # that were met; Spark numbers them in the same order, before those below them
 
     def parts(self) -> tuple[Part, ...]:
         """Cut the whole plan."""
@@ -293,14 +300,15 @@ class _Cutting:
 
     def _made(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
         kind = kind_of(node)
+        number, self._operators = self._operators, self._operators + 1
         if kind == "Aggregate":
-            return self._aggregate(node)
+            return self._aggregate(node, number)
         if kind in ("Deduplicate", "DeduplicateWithinWatermark"):
-            return self._deduplicate(node, attributes, within_watermark=kind != "Deduplicate")
+            return self._deduplicate(node, attributes, number, within_watermark=kind != "Deduplicate")
         if kind == "Join":
-            return self._join(node, attributes)
+            return self._join(node, attributes, number)
         if kind in PROCESSORS:
-            return self._processor(node, attributes)
+            return self._processor(node, attributes, number)
         raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
 
     def _source(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
@@ -332,7 +340,7 @@ class _Cutting:
         name = self._aliases.of_source(leaf) or source_place(leaf)
         return self._asked.sources.get(name, name)
 
-    def _aggregate(self, node: Any) -> _Edge:
+    def _aggregate(self, node: Any, number: int) -> _Edge:
         catalyst = self._catalyst
         grouping = catalyst.grouping_of(node)
         if grouping is None:
@@ -347,22 +355,26 @@ class _Cutting:
         if gap_us is not None and len(by) == 1:
             raise InvalidPipeline(f"a session window needs another key beside it, as in Spark: {_line(node)}")
         columns: dict[str, Any] = {}
+        own_keys: dict[str, str] = {}
         names: list[str] = []
-        event_time = ""
-        for name, key in zip(says, by, strict=True):
+        event_time, window, window_us = "", "", 0
+        for place, (name, key) in enumerate(zip(says, by, strict=True)):
             is_time = time is not None and id_of(key) == id_of(time)
             names.append("window" if is_time and gap_us is not None else name)
             if not (is_time and is_window(key)):
                 columns[name] = catalyst.named(_value(key), name, marked=key if is_time else None)
+                own_keys[name] = f"k{place}"
                 event_time = name if is_time else event_time
                 continue
             # Both times are the key, and not the struct of them: they are plain columns.
+            window, window_us = f"k{place}", window_us_of(says[name])
             start, end = (f"{name}_{each}" for each in _TIMES)
             event_time = end if gap_us is None else start
-            for place, each in ((WINDOW_START, start), (WINDOW_END, end)):
+            for end_of, field, each in ((WINDOW_START, "start", start), (WINDOW_END, "end", end)):
                 if gap_us is None or each == event_time:
-                    field = catalyst.field_of(_value(key), place)
-                    columns[each] = catalyst.named(field, each, marked=key if each == event_time else None)
+                    value = catalyst.field_of(_value(key), end_of)
+                    columns[each] = catalyst.named(value, each, marked=key if each == event_time else None)
+                    own_keys[each] = f"k{place}.{field}"
         keys = tuple(name for name in columns if gap_us is None or name != event_time)
         for made in calls:
             columns |= {name: catalyst.named(value, name) for name, value in made.arguments.items()}
@@ -374,6 +386,15 @@ class _Cutting:
             says=says,
             reads=digest_of(self._texts.of_rows(node)),
             is_ambiguous=_are_twice(says.values()) or _are_twice(made.name for made in made_calls),
+            kept=KeptInPlan(
+                number,
+                "stateStoreSave" if gap_us is None else "sessionWindowStateStoreSaveExec",
+                [key.toAttribute() for key in by],
+                {name: sql for name, sql in own_keys.items() if name in keys},
+                {made.name: each for made, each in zip(calls, called, strict=True)},
+                window,
+                window_us,
+            ),
             calls={made.name: made.call for made in calls},
             event_time=event_time,
             gap_us=gap_us,
@@ -392,7 +413,7 @@ class _Cutting:
             raise InvalidPipeline(f"output mode append needs event time among the keys of {_line(node)}")
         return marked[0] if marked else None
 
-    def _deduplicate(self, node: Any, attributes: tuple[Any, ...], *, within_watermark: bool) -> _Edge:
+    def _deduplicate(self, node: Any, attributes: tuple[Any, ...], number: int, *, within_watermark: bool) -> _Edge:
         catalyst, wanted = self._catalyst, {id_of(key) for key in items(node.keys())}
         named = self._named_columns(items(node.child().output()))
         keys = [name for name, attribute in named.items() if id_of(attribute) in wanted]
@@ -405,11 +426,15 @@ class _Cutting:
             catalyst.named(attribute, name, marked=attribute if name in times and not is_window(attribute) else None)
             for name, attribute in named.items()
         ]
+        places = {id_of(key): f"k{place}" for place, key in enumerate(items(node.keys()))}
+        own_keys = {name: places[id_of(named[name])] for name in keys}
         for name in times:
             if is_window(named[name]):
                 end = f"{name}_end"
                 columns.append(catalyst.named(catalyst.field_of(named[name], WINDOW_END), end, marked=named[name]))
-                keys += [end] if name in keys else []
+                if name in keys:
+                    keys.append(end)
+                    own_keys[end] = f"{own_keys[name]}.end"
         below = self._rows(node.child(), partial(catalyst.project, columns))
         part = self._add(
             Deduplicated(
@@ -419,12 +444,15 @@ class _Cutting:
                 says=says,
                 reads=digest_of(self._texts.of_rows(node)),
                 is_ambiguous=_are_twice(says.values()),
+                kept=KeptInPlan(
+                    number, "dedupeWithinWatermark" if within_watermark else "dedupe", items(node.keys()), own_keys
+                ),
                 within_watermark=within_watermark,
             )
         )
         return _Edge(part, tuple(named), attributes)
 
-    def _join(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+    def _join(self, node: Any, attributes: tuple[Any, ...], number: int) -> _Edge:
         catalyst, bounds = self._catalyst, bounds_of(self._catalyst, node)
         if not self._asked.allow_unbounded:
             check_is_bounded(bounds, node)
@@ -458,6 +486,7 @@ class _Cutting:
                 },
                 reads=digest_of(self._texts.of_rows(node)),
                 is_ambiguous=_are_twice(says.values()) or is_ambiguous,
+                kept=KeptInPlan(number, "symmetricHashJoin", [], {}),
                 right_keys=tuple(says),
                 how=bounds.how,
                 lower_us=bounds.lower_us,
@@ -471,7 +500,7 @@ class _Cutting:
         above = partial(catalyst.filter, bounds.condition) if bounds.condition is not None else None
         return _Edge(part, tuple(names), attributes, above)
 
-    def _processor(self, node: Any, attributes: tuple[Any, ...]) -> _Edge:
+    def _processor(self, node: Any, attributes: tuple[Any, ...], number: int) -> _Edge:
         catalyst, code = self._catalyst, code_of(self._catalyst, node)
         named = {str(column.name()): column for column in (*code.keys, *code.columns)}
         columns = [
@@ -489,6 +518,7 @@ class _Cutting:
                 says=says,
                 reads=digest_of(self._texts.of_rows(node)),
                 is_ambiguous=_are_twice(says.values()),
+                kept=KeptInPlan(number, _KEPT_BY[kind_of(node)], code.keys, {}),
                 processor=code.processor,
                 output_schema=catalyst.schema_of(attributes),
                 is_pandas=code.is_pandas,

@@ -15,7 +15,55 @@ from pyspark.sql import types as T
 
 from state_runtime.base.joining import Condition, How
 
-__all__ = ["Called", "Deduplicated", "Given", "Grouped", "Joined", "Part", "Processed", "Read", "Rows", "Stateful"]
+__all__ = [
+    "Called",
+    "Deduplicated",
+    "Given",
+    "Grouped",
+    "Joined",
+    "Kept",
+    "NativeColumn",
+    "Part",
+    "Processed",
+    "Read",
+    "Rows",
+    "Stateful",
+]
+
+
+@dataclass(frozen=True)
+class NativeColumn:
+    """A column of the key or value of Spark's own state.
+
+    Attributes:
+        type: as Spark's catalog writes it.
+    """
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How Spark's own streaming keeps the state of an operator: what an import expects in a checkpoint.
+
+    Attributes:
+        number: Spark's number of the operator: from the sink upwards, and from left to right.
+        operator: Spark's name of its kind.
+        keys: the columns of its key.
+        own_keys: SQL for the key columns here, over the native ones `k0`, `k1`, ….
+        window: SQL for the window among its keys, as a struct of its times; "" if there is none.
+        window_us: how long that is.
+        buffers: of an aggregate the columns of each function's buffer, by the name of the call, in their order.
+    """
+
+    number: int
+    operator: str
+    keys: tuple[NativeColumn, ...]
+    own_keys: Mapping[str, str]
+    window: str = ""
+    window_us: int = 0
+    buffers: Mapping[str, tuple[NativeColumn, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +112,7 @@ class Stateful:
         says: the expression of each key, down to the columns of sources: another one is another state.
         reads: digest of all that its rows come from and go through.
         is_ambiguous: several of its keys or columns in state say the same, so that only their order tells them apart.
+        kept: returns how Spark keeps the same state; asked by imports only.
     """
 
     inputs: tuple[int, ...]
@@ -72,6 +121,7 @@ class Stateful:
     says: Mapping[str, str]
     reads: str
     is_ambiguous: bool
+    kept: Callable[[], Kept]
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import Any, Final
 from state_runtime.spark.catalyst import Catalyst, id_of
 from state_runtime.spark.jvm import items, kind_of
 
-__all__ = ["Texts", "digest_of", "plain_name"]
+__all__ = ["Texts", "digest_of", "plain_name", "window_us_of"]
 
 _TEXT_MAX: Final = 400
 _WINDOWS: Final = ("spark.timeWindow", "spark.sessionWindow")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][\w-]*(?:\.(?P<column>[A-Za-z_]\w*))+")
+_LENGTHS: Final = re.compile(r"((?:\d+, )*\d+) us, [0-9a-f]{8}\)$")
 _NUMBER: Final = re.compile(r"\b\d+L?\b")
 
 
@@ -33,6 +34,12 @@ def plain_name(text: str) -> str:
         return "window"
     found = _PLAIN.fullmatch(text)
     return found["column"] if found is not None else ""
+
+
+def window_us_of(text: str) -> int:
+    """Return how long a window is by its text, in microseconds; 0 of anything else. Its step and its offset are shorter."""
+    found = _LENGTHS.search(text) if text.startswith("window(") else None
+    return max(map(int, found[1].split(", "))) if found is not None else 0
 
 
 class Texts:

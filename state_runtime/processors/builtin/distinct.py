@@ -28,13 +28,13 @@ from state_runtime.processors.builtin.partials import Groups
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import Positions
 
-__all__ = ["Distinct", "registers_log2"]
+__all__ = ["RANK_BITS", "Distinct", "registers_log2"]
 
 Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger[Any]]
-_RANK_BITS = 6
-_RANK_MASK = (1 << _RANK_BITS) - 1
-_POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float32))  # each is exact
+RANK_BITS = 6
+_RANK_MASK = (1 << RANK_BITS) - 1
+_POWERS = np.exp2(-np.arange(1 << RANK_BITS, dtype=np.float32))  # each is exact
 _NEIGHBOURS = 6
 # For 2^4 to 2^14 registers: up to this estimate linear counting is better. The last number is Spark's, not the
 # paper's (11,500).
@@ -81,7 +81,7 @@ class Distinct:
         register = (hashes >> np.uint64(64 - self.p)).astype(np.int64)
         # A 1 after the last bit ends the search if all other bits are 0.
         rest = (hashes << np.uint64(self.p)) | np.uint64(1 << (self.p - 1))
-        codes = (register << _RANK_BITS | (_leading_zeros(rest) + 1)).astype(np.int32)
+        codes = (register << RANK_BITS | (_leading_zeros(rest) + 1)).astype(np.int32)
         packed = self._packed(codes, group, groups.count)
         packed.sort()
         return self._sketches(packed, groups.count)
@@ -96,7 +96,7 @@ class Distinct:
         packed, wanted = (self._packed_lists(*codes, group, len(sizes)) for codes in ((held, sizes), (came, new_sizes)))
         at = np.searchsorted(packed, wanted & ~_RANK_MASK)
         there = packed[np.minimum(at, len(packed) - 1)]
-        is_held = (at < len(packed)) & (there >> _RANK_BITS == wanted >> _RANK_BITS)
+        is_held = (at < len(packed)) & (there >> RANK_BITS == wanted >> RANK_BITS)
         higher = is_held & (wanted > there)
         merged = held.copy()
         merged[at[higher]] = came[higher]
@@ -127,7 +127,7 @@ class Distinct:
 
     @property
     def _code_type(self) -> pa.DataType:
-        return pa.int16() if self.p + _RANK_BITS <= 15 else pa.int32()
+        return pa.int16() if self.p + RANK_BITS <= 15 else pa.int32()
 
     def _packed(self, codes: Integers, group: Positions, count: int) -> Integers:
         """Pack group and code into one number of the same order: of 32 bits, which are sorted twice as fast, if they
@@ -142,14 +142,14 @@ class Distinct:
         return packed
 
     def _in_front(self, group: Positions, count: int) -> Integers:
-        bits = self.p + _RANK_BITS
+        bits = self.p + RANK_BITS
         in_front: Integers = (group << bits).astype(np.int32 if count << bits < 1 << 31 else np.int64)
         return in_front
 
     def _sketches(self, packed: Integers, count: int) -> list[pa.Array]:
         """Make one sketch per group from sorted numbers, each a group and a code."""
-        bits = self.p + _RANK_BITS
-        register = packed >> _RANK_BITS
+        bits = self.p + RANK_BITS
+        register = packed >> RANK_BITS
         highest = np.ones(len(packed), dtype=np.bool_)
         highest[:-1] = register[:-1] != register[1:]
         packed = packed[highest]

@@ -18,6 +18,7 @@ from state_runtime.base.errors import CorruptData, InvalidConfiguration, Invalid
 from state_runtime.importing.native_checkpoint import check_unmoved, read_checkpoint
 from state_runtime.importing.native_operators import NativeOperator, NativeState, match_operators, parse_operators
 from state_runtime.pipeline.source_position import write_source_log
+from state_runtime.pipeline.watermark import Clocks, WatermarkColumn
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.snapshot.manifest import SourceFile, StateKind, TimeEntry
 from state_runtime.state.table import StateSchema
@@ -68,11 +69,12 @@ def test_the_first_batch_has_none_before_it() -> None:
 def test_the_clocks_are_those_that_the_next_batch_of_the_query_would_have() -> None:
     """The next watermark is the highest event time minus the delay; rows are late by the newest batch's."""
     found = read_checkpoint(query(2))
-    assert found.time({"ts": 30}) == TimeEntry(1_001, 5, {"ts": 100})
-    assert found.time({}) == TimeEntry(1_001, 5, {})
+    clocks = Clocks((WatermarkColumn("ts", "ts", 30),))
+    assert found.time(clocks) == TimeEntry(1_001, 5, {"ts": 100})
+    assert found.time(Clocks()) == TimeEntry(1_001, 5, {})
     store = query(2)
     store.put("commits/1", b'v1\n{"nextBatchWatermarkMs":0}')
-    assert read_checkpoint(store).time({"ts": 30}) == TimeEntry(1_001, 5, {}), "no row was seen yet"
+    assert read_checkpoint(store).time(clocks) == TimeEntry(1_001, 5, {}), "no row was seen yet"
 
 
 def test_commits_that_name_state_files_are_understood() -> None:
@@ -96,7 +98,7 @@ def break_it(what: str) -> DictStore:
     elif what == "the batch before is gone":
         store.delete("offsets/0")
     elif what == "another provider":
-        store = query(2, provider="org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
+        store = query(2, provider="org.example.OwnStateStoreProvider")
     elif what == "a newer log":
         store = query(2, version="v2")
     elif what == "a log that is cut off":
@@ -114,7 +116,7 @@ def break_it(what: str) -> DictStore:
         ("no commit", MissingSnapshot, "no checkpoint of a Spark query"),
         ("a commit without its offsets", CorruptData, "commits/1 without offsets/1"),
         ("the batch before is gone", CorruptData, "has no offsets/0"),
-        ("another provider", InvalidData, "HDFSBackedStateStoreProvider; only RocksDBStateStoreProvider"),
+        ("another provider", InvalidData, "OwnStateStoreProvider; only RocksDBStateStoreProvider and HDFSBacked"),
         ("a newer log", InvalidData, "'v2' of Spark's offset log"),
         ("a log that is cut off", CorruptData, "cannot be read"),
         ("a commit of another version", InvalidData, "'v9' of Spark's commit log"),
@@ -239,8 +241,8 @@ def test_an_operator_is_read_with_its_modes_and_states() -> None:
     ("rows", "error", "message"),
     [
         ([], InvalidData, "no stateful operator"),
-        ([row(), row(1, "stateStoreSave")], InvalidData, r"operator 1 .* such as groupBy\(\).count\(\); only transformWith"),
-        ([row(1, "somethingNew")], InvalidData, "is of kind 'somethingNew'; only transformWithState"),
+        ([row(), row(1, "globalLimit")], InvalidData, r"operator 1 .* is a limit\(\), which cannot be imported"),
+        ([row(1, "somethingNew")], InvalidData, "is of kind 'somethingNew', which cannot be imported"),
         ([row(stateVariables="{")], CorruptData, "cannot be read"),
         ([row(timeMode="Sometimes")], CorruptData, "cannot be read"),
         ([row(stateVariables='[{"stateName":"s","stateVariableType":"SetState","ttlEnabled":false}]')], CorruptData, "SetState"),

@@ -1,0 +1,139 @@
+"""Operators of a plain query in a checkpoint of Spark's, matched with those of the same query here; pure.
+
+The same code gives the same plan, and Spark numbers its operators by their places in it. So an operator here is the one
+of the same number, if it is of the same kind; names and types of all columns of its state are compared when they are
+read. Columns of state here are SQL over Spark's own: `k0`, `k1`, … are the columns of its key, `v0`, `v1`, … those of its
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.importing.native_operators import WRITTEN, NativeOperator
+from state_runtime.importing.native_slots import slots_of
+from state_runtime.processors.builtin.aggregate import AggregateOperator
+from state_runtime.processors.builtin.all_rows import ALL_ROWS
+from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.vectorized import VectorizedOperator
+from state_runtime.reading.rows import RowLayout
+from state_runtime.spark.query_parts import Kept, NativeColumn
+
+__all__ = ["NativeRead", "match_kept", "read_of"]
+
+_TAKEN: Final = frozenset({"stateStoreSave", "dedupe", "dedupeWithinWatermark"})
+_DUMMY: Final = NativeColumn("__dummy__", "void")
+_EXPIRES: Final = NativeColumn("expiresAtMicros", "bigint")
+
+
+@dataclass(frozen=True)
+class NativeRead:
+    """What is read of a native operator for one state, and what is made of it.
+
+    Attributes:
+        keys: the columns that its key must have.
+        values: those that its value must have: one of these forms.
+        columns: SQL for each column of the state here, as people see it.
+        window, window_us: see `Kept`.
+    """
+
+    keys: tuple[NativeColumn, ...]
+    values: tuple[tuple[NativeColumn, ...], ...]
+    columns: Mapping[str, str]
+    window: str = ""
+    window_us: int = 0
+
+
+def match_kept(
+    native: Sequence[NativeOperator], kept: Mapping[str, Kept], chosen: Mapping[int, str] | None, where: str
+) -> dict[int, str]:
+    """Return the uid for each operator of a query, by its number.
+
+    Args:
+        kept: how Spark keeps the state of the job's operators, by uid.
+        chosen: what the user said; it must be the same.
+
+    Raises:
+        InvalidConfiguration: the job has other operators than the query; the message says which.
+    """
+    own = {each.number: (uid, each.operator) for uid, each in kept.items()}
+    if len(own) < len(kept):
+        raise InvalidConfiguration(
+            f"a checkpoint is of one query, and the job has several; import {where} into a job of one query"
+        )
+    for one in native:
+        uid, operator = own.get(one.number, ("", ""))
+        if operator != one.operator:
+            has = f"is {_told(operator)} ({uid!r})" if uid else "is not there"
+            raise InvalidConfiguration(
+                f"operator {one.number} of the query in {where} is {_told(one.operator)}, and in the job it {has}. "
+                "Give job.query the code that the query had; it can be changed after the import"
+            )
+    more = sorted(own.keys() - {one.number for one in native})
+    if more:
+        uid, operator = own[more[0]]
+        raise InvalidConfiguration(
+            f"the job has {_told(operator)} ({uid!r}) that the query in {where} does not have. Give job.query the code "
+            "that the query had; it can be changed after the import"
+        )
+    for number, uid in (chosen or {}).items():
+        if number in own and own[number][0] != uid:
+            raise InvalidConfiguration(
+                f"operator {number} is {own[number][0]!r} by its place in the query, and not {uid!r}; leave --operator "
+                "out for a job.query"
+            )
+    return {number: uid for number, (uid, _) in own.items()}
+
+
+def _told(operator: str) -> str:
+    return WRITTEN.get(operator, f"of kind {operator!r}")
+
+
+def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
+    """Return what to read for a state of an operator.
+
+    Raises:
+        InvalidConfiguration: a part of it cannot be made of what Spark keeps; the message names it.
+    """
+    if kept.operator not in _TAKEN:
+        raise InvalidConfiguration(
+            f"operator {own.uid!r} is {_told(kept.operator)}, whose state cannot be imported; it cannot go on where "
+            "the query stands. Process its input again in a job of its own"
+        )
+    names = {role: shown for shown, role in layout.shown.roles().items()}
+    columns = {names["key", name]: kept.own_keys.get(name, "true") for name in own.key_schema.names}
+    if own.key_schema.names != [ALL_ROWS] and set(own.key_schema.names) != set(kept.own_keys):
+        raise InvalidConfiguration(f"operator {own.uid!r} has keys {own.key_schema.names}, and its query others")
+    if isinstance(own, AggregateOperator):
+        buffers = tuple(column for each in kept.buffers.values() for column in each)
+        columns |= {names["value", slot]: sql for slot, sql in slots_of(own.plan, kept.buffers, own.uid).items()}
+        if own.event_time:
+            columns[names["time", "due"]] = _ms_up(kept.own_keys[own.event_time], own.key_schema, own.event_time)
+        # The first form of Spark's has the keys before the buffers, too.
+        forms = tuple(dict.fromkeys((buffers, (*kept.keys, *buffers))))
+        return NativeRead(kept.keys, forms, columns, kept.window, kept.window_us)
+    is_within = kept.operator == "dedupeWithinWatermark"
+    if layout.versions.time and isinstance(own, VectorizedOperator):
+        time = own.event_time
+        columns[names["time", "due"]] = (
+            _ms_up_of_micros("v0") if is_within else _ms_up(kept.own_keys[time], own.key_schema, time)
+        )
+    return NativeRead(kept.keys, ((_EXPIRES if is_within else _DUMMY,),), columns)
+
+
+def _ms_up(sql: str, schema: pa.Schema, name: str) -> str:
+    """Return SQL for the first millisecond that is not before a time; null of null."""
+    is_plain = schema.field(name).type.tz is None
+    micros = (
+        f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {sql})" if is_plain else f"unix_micros({sql})"
+    )
+    return _ms_up_of_micros(micros)
+
+
+def _ms_up_of_micros(micros: str) -> str:
+    return f"({micros}) div 1000 + CASE WHEN ({micros}) % 1000 > 0 THEN 1 ELSE 0 END"

@@ -1,0 +1,103 @@
+"""Rows of a query's operator in a checkpoint, read by Spark's own reader, in the columns of the same state here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.importing.native_queries import NativeRead
+from state_runtime.reading.rows import RowLayout
+from state_runtime.spark.query_parts import NativeColumn
+from state_runtime.spark.sql import quoted
+
+__all__ = ["rows_of_query"]
+
+
+def rows_of_query(
+    spark: SparkSession, checkpoint: str, batch_id: int, number: int, read: NativeRead, layout: RowLayout
+) -> DataFrame:
+    """Return the rows of a state.
+
+    Args:
+        number: Spark's of the operator.
+
+    Raises:
+        InvalidConfiguration: the checkpoint has other columns than the query. InvalidData: Spark cannot read it.
+    """
+    options = {"batchId": str(batch_id), "operatorId": str(number)}
+    try:
+        frame = spark.read.format("statestore").options(**options).load(checkpoint)
+    except PySparkException as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidData(f"Spark cannot read operator {number} of {checkpoint}: {told}") from error
+    where = f"operator {layout.operator.uid!r}"
+    keys, values = (_columns(frame, name) for name in ("key", "value"))
+    _check(keys, [read.keys], f"{where}: its key")
+    _check(values, read.values, where)
+    before = len(values) - len(read.values[0])  # keys that are in the value, too
+    names = [f"v{place}" if place >= 0 else f"x{-place}" for place in range(-before, len(read.values[0]))]
+    flat = _flat(frame, {"key": [f"k{place}" for place in range(len(keys))], "value": names})
+    _check_windows(flat, read, where)
+    made = flat.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
+    _check_types(made, layout, where)
+    return made
+
+
+def _flat(frame: DataFrame, names: Mapping[str, Sequence[str]]) -> DataFrame:
+    """Return the fields of structs as columns with other names, by their places: several may have one name, and what
+    Spark prunes of a source it finds by name, but for what is cast."""
+    casts, fields = [], []
+    for struct, wanted in names.items():
+        if wanted:
+            columns = zip(wanted, _columns(frame, struct), strict=True)
+            casts.append(
+                f"CAST({struct} AS struct<{', '.join(f'{name}: {c.type}' for name, c in columns)}>) AS {struct}"
+            )
+            fields.append(f"{struct}.*")
+    return frame.selectExpr(*casts).select(*fields) if casts else frame
+
+
+def _columns(frame: DataFrame, name: str) -> tuple[NativeColumn, ...]:
+    struct = frame.schema[name].dataType
+    fields = struct.fields if isinstance(struct, T.StructType) else []
+    return tuple(NativeColumn(field.name, field.dataType.simpleString()) for field in fields)
+
+
+def _check(there: Sequence[NativeColumn], wanted: Sequence[Sequence[NativeColumn]], where: str) -> None:
+    if not any(tuple(there) == tuple(form) for form in wanted):
+        shown = [", ".join(f"{c.name} {c.type}" for c in columns) or "none" for columns in (there, wanted[0])]
+        raise InvalidConfiguration(
+            f"{where} has the columns ({shown[0]}) in the checkpoint, and ({shown[1]}) in the job's query. Give "
+            "job.query the code that the query had; it can be changed after the import"
+        )
+
+
+def _check_windows(rows: DataFrame, read: NativeRead, where: str) -> None:
+    """Refuse windows of another length: no column tells it, and rows to come would meet none of them."""
+    if not read.window_us:
+        return
+    length = f"timestampdiff(MICROSECOND, {read.window}.start, {read.window}.end)"
+    other = rows.where(f"{length} <> {read.window_us}").selectExpr(f"{length} AS us").first()
+    if other is not None:
+        raise InvalidConfiguration(
+            f"{where} has windows of {other.us / 1e6:g} s in the checkpoint, and the job's query has windows of "
+            f"{read.window_us / 1e6:g} s. Give job.query the code that the query had"
+        )
+
+
+def _check_types(made: DataFrame, layout: RowLayout, where: str) -> None:
+    """Refuse a column that Spark keeps with another type than the state here has it."""
+    versions = layout.versions
+    wanted = {("key", c.name): c.type_text for c in versions.keys} | {
+        ("value", c.name): c.type_text for c in versions.values
+    }
+    for name, role in layout.shown.roles().items():
+        if role in wanted and made.schema[name].dataType.simpleString().lower() != wanted[role].lower():
+            raise InvalidConfiguration(
+                f"{where}: Spark keeps {name} as {made.schema[name].dataType.simpleString()}, and here it is "
+                f"{wanted[role]}; its state cannot be imported. Cast what it is made of after the import"
+            )

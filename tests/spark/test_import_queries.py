@@ -1,0 +1,183 @@
+"""A plain query that stops on Spark and goes on here by `job.query` of the same code, with its state: from there its rows
+are those that Spark gives from the same checkpoint, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.importing.native import import_checkpoint
+
+from . import native
+from .plain_queries import ONCE, Batches, Query, plain_job, queries, sparks, stream, write_rows
+from .test_queries import sums, without_repeats
+
+pytestmark = pytest.mark.spark
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "3",
+    PROVIDER: native.ROCKSDB,
+    # State stores of Spark need the checksum file system that our session replaces.
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+@pytest.fixture(autouse=True)
+def settings_of_queries(spark: SparkSession) -> Iterator[None]:
+    yield from _with(spark, SETTINGS)
+    for view in ("orders", "payments"):
+        spark.catalog.dropTempView(view)
+
+
+def _with(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def own_queries(root: Path) -> dict[str, tuple[str, Query]]:
+    """Those that an import is about, beside those of `plain_queries`."""
+
+    def functions(spark: SparkSession) -> DataFrame:
+        amount = F.col("amount")
+        calls = [
+            F.count("*"), F.count("shop"), F.sum("amount"), F.sum(amount.cast("decimal(10,2)")), F.avg("amount"),
+            F.min("shop"), F.max("at"), F.first("order", ignorenulls=True), F.last("shop", ignorenulls=True),
+            F.max_by("order", "at"), F.min_by("shop", "at"), F.round(F.stddev("amount"), 9), F.round(F.var_pop("amount"), 9),
+            F.bool_or(amount > 50), F.every(amount > 50), F.approx_count_distinct("order", 0.2),
+            F.sum(amount.cast("double")), F.avg(amount.cast("double")),
+            F.min(F.when(amount > 90, F.lit(float("nan"))).otherwise(amount.cast("double"))),
+        ]  # fmt: skip
+        called = [call.alias(f"f{number}") for number, call in enumerate(calls)]
+        return (
+            stream(spark, root, "orders")
+            .groupBy(F.window("at", "20 seconds"), F.upper("shop").alias("s"), (F.col("customer") % 3).alias("c"))
+            .agg(*called)
+        )
+
+    return {"functions": ("append", functions)}
+
+
+IN_EACH_RUN = ["windowed count"]
+LONG = [
+    "functions",
+    "sliding window in SQL",
+    "windows of windows",
+    "windows in update mode",
+    "keys of event time itself",
+    "generated rows",
+    "aggregate",
+    "aggregate of all rows",
+    "distinct",
+    "dropDuplicates by event time",
+    "dropDuplicates for ever",
+    "dropDuplicates by a key without time",
+    "dropDuplicatesWithinWatermark",
+    "deduplicate windows",
+    "deduplicate windows by another key",
+    "deduplicate, Python, a table, windows",
+    "union of two streams, then windows",
+    "a slower watermark beside",
+]
+
+
+@pytest.mark.parametrize("name", IN_EACH_RUN)
+def test_a_query_goes_on_here_with_the_rows_that_spark_would_give(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    check_goes_on(spark, tmp_path, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_every_query_goes_on_here_with_the_rows_that_spark_would_give(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    check_goes_on(spark, tmp_path, name)
+
+
+def check_goes_on(spark: SparkSession, root: Path, name: str) -> None:
+    """Late rows, nulls and open windows are in the input; the job has other shards than the query."""
+    mode, query = {**queries(root), **own_queries(root)}[name]
+    late = 0.4 if name == "dropDuplicates by a key without time" else 0.05
+    write_rows(root, range(3), late=late)
+    sparks(spark, root, query, mode, [])
+    ours: Batches = []
+    theirs: Batches = []
+    job = plain_job(root, query, mode, ours, parallelism=2)
+    result = import_checkpoint(spark, f"{root}/checkpoint", job, f"{root}/store/plain")
+    assert result.rows > 0
+    write_rows(root, range(3, 6), late=late)
+    plain_job(root, query, mode, ours, parallelism=2).run(spark, trigger=ONCE)
+    sparks(spark, root, query, mode, theirs)
+    assert ours == (theirs if name != "aggregate of all rows" else without_repeats(theirs))
+    assert ours
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("functions", PROVIDER, HDFS),
+        ("dropDuplicatesWithinWatermark", PROVIDER, HDFS),
+        ("functions", "spark.sql.streaming.aggregation.stateFormatVersion", "1"),
+    ],
+)
+def test_other_providers_and_forms_of_state_are_read_as_well(
+    spark: SparkSession, tmp_path: Path, name: str, setting: str, value: str
+) -> None:
+    with contextmanager(_with)(spark, {setting: value}):
+        check_goes_on(spark, tmp_path, name)
+
+
+def test_another_query_is_refused_and_nothing_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    """A state that is taken for another one is wrong without a word."""
+    write_rows(tmp_path, range(2))
+    sparks(spark, tmp_path, sums(tmp_path, "sum(amount) AS s"), "append", [])
+
+    def deduplicated(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path, "orders").dropDuplicates(["order", "at"])
+
+    def twice(spark: SparkSession) -> DataFrame:
+        counts = sums(tmp_path, "sum(amount) AS s")(spark)
+        return counts.groupBy(F.window(F.window_time("window"), "20 seconds")).agg(F.max("s").alias("m"))
+
+    refused: dict[str, Query] = {
+        r"columns \(sum bigint\) in the checkpoint, and \(max bigint\)": sums(tmp_path, "max(amount) AS s"),
+        r"and \(sum bigint, count bigint\)": sums(tmp_path, "sum(amount) AS s", "count(*) AS n"),
+        "its key has the columns .*k bigint.* and .*k string": sums(tmp_path, "sum(amount) AS s", key="shop"),
+        "windows of 10 s in the checkpoint, and .* 20 s": sums(tmp_path, "sum(amount) AS s", window="20 seconds"),
+        "in the job it is a dropDuplicates": deduplicated,
+        "the job has an aggregation .* that the query .* does not have": twice,
+    }
+    for message, query in refused.items():
+        job = plain_job(tmp_path, query, "append", [])
+        with pytest.raises(InvalidConfiguration, match=message):
+            import_checkpoint(spark, f"{tmp_path}/checkpoint", job, f"{tmp_path}/store/plain")
+        assert not (tmp_path / "store" / "plain").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["left join", "sessions"])
+def test_what_cannot_be_imported_is_refused_by_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    mode, query = queries(tmp_path)[name]
+    write_rows(tmp_path, range(1))
+    sparks(spark, tmp_path, query, mode, [])
+    with pytest.raises(InvalidConfiguration, match="whose state cannot be imported"):
+        import_checkpoint(
+            spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, mode, []), f"{tmp_path}/store/plain"
+        )
+    assert not (tmp_path / "store" / "plain").exists()
