@@ -352,7 +352,9 @@ def _frame(
 
 def _layouts(number: NativeOperator, own: Operator, entry: OperatorEntry) -> list[RowLayout]:
     states = {state.name: state for state in entry.states}
-    return [RowLayout(entry, states[name], own.state_schemas[name]) for name in _states(number, own)]
+    return [
+        RowLayout(entry, states[name], own.state_schemas[name], makes_sessions=True) for name in _states(number, own)
+    ]
 
 
 def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenTables:

@@ -2,8 +2,8 @@
 
 The same code gives the same plan, and Spark numbers its operators by their places in it. So an operator here is the one
 of the same number, if it is of the same kind; names and types of all columns of its state are compared when they are
-read. Columns of state here are SQL over Spark's own: `k0`, `k1`, … are the columns of its key, `v0`, `v1`, … those of its
-value.
+read. Columns of state here are SQL over Spark's own: `k0`, `k1`, … are the columns of its key, `v0`, `v1`, … those of
+its value.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from state_runtime.importing.native_operators import WRITTEN, NativeOperator
 from state_runtime.importing.native_slots import slots_of
 from state_runtime.processors.builtin.aggregate import AggregateOperator
 from state_runtime.processors.builtin.all_rows import ALL_ROWS
+from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.reading.rows import RowLayout
@@ -26,7 +27,8 @@ from state_runtime.spark.query_parts import Kept, NativeColumn
 
 __all__ = ["NativeRead", "match_kept", "read_of"]
 
-_TAKEN: Final = frozenset({"stateStoreSave", "dedupe", "dedupeWithinWatermark"})
+_TAKEN: Final = frozenset({"stateStoreSave", "sessionWindowStateStoreSaveExec", "dedupe", "dedupeWithinWatermark"})
+_START: Final = NativeColumn("sessionStartTime", "timestamp")
 _DUMMY: Final = NativeColumn("__dummy__", "void")
 _EXPIRES: Final = NativeColumn("expiresAtMicros", "bigint")
 
@@ -40,6 +42,7 @@ class NativeRead:
         values: those that its value must have: one of these forms.
         columns: SQL for each column of the state here, as people see it.
         window, window_us: see `Kept`.
+        is_session: the value has the grouping, and the key has the start of the session in it.
     """
 
     keys: tuple[NativeColumn, ...]
@@ -47,6 +50,7 @@ class NativeRead:
     columns: Mapping[str, str]
     window: str = ""
     window_us: int = 0
+    is_session: bool = False
 
 
 def match_kept(
@@ -109,6 +113,21 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
     columns = {names["key", name]: kept.own_keys.get(name, "true") for name in own.key_schema.names}
     if own.key_schema.names != [ALL_ROWS] and set(own.key_schema.names) != set(kept.own_keys):
         raise InvalidConfiguration(f"operator {own.uid!r} has keys {own.key_schema.names}, and its query others")
+    if isinstance(own, SessionOperator):
+        buffers = tuple(column for each in kept.buffers.values() for column in each)
+        columns |= {names["value", slot]: sql for slot, sql in slots_of(own.plan, kept.buffers, own.uid).items()}
+        columns[names["start", "window.start"]] = f"{kept.window}.start"
+        columns[names["value", "window.end"]] = end = f"{kept.window}.end"
+        columns[names["time", "due"]] = _ms_up_of_micros(f"unix_micros({end})")
+        others = tuple(key for place, key in enumerate(kept.keys) if f"k{place}" != kept.window)
+        return NativeRead(
+            keys=(*others, _START),
+            values=((*kept.keys, *buffers),),
+            columns=columns,
+            window=kept.window,
+            window_us=kept.window_us,
+            is_session=True,
+        )
     if isinstance(own, AggregateOperator):
         buffers = tuple(column for each in kept.buffers.values() for column in each)
         columns |= {names["value", slot]: sql for slot, sql in slots_of(own.plan, kept.buffers, own.uid).items()}

@@ -38,13 +38,26 @@ def rows_of_query(
     keys, values = (_columns(frame, name) for name in ("key", "value"))
     _check(keys, [read.keys], f"{where}: its key")
     _check(values, read.values, where)
-    before = len(values) - len(read.values[0])  # keys that are in the value, too
-    names = [f"v{place}" if place >= 0 else f"x{-place}" for place in range(-before, len(read.values[0]))]
-    flat = _flat(frame, {"key": [f"k{place}" for place in range(len(keys))], "value": names})
+    flat = _flat(
+        frame,
+        {"key": _numbered("n" if read.is_session else "k", len(keys)), "value": _names_of_value(read, len(values))},
+    )
     _check_windows(flat, read, where)
     made = flat.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
     _check_types(made, layout, where)
     return made
+
+
+def _numbered(letter: str, count: int) -> list[str]:
+    return [f"{letter}{place}" for place in range(count)]
+
+
+def _names_of_value(read: NativeRead, count: int) -> list[str]:
+    """Return names for the columns of a value: those of the keys before the others."""
+    if read.is_session:
+        return [*_numbered("k", len(read.keys)), *_numbered("v", count - len(read.keys))]
+    own = len(read.values[0])
+    return [*_numbered("x", count - own), *_numbered("v", own)]
 
 
 def _flat(frame: DataFrame, names: Mapping[str, Sequence[str]]) -> DataFrame:
@@ -81,11 +94,16 @@ def _check_windows(rows: DataFrame, read: NativeRead, where: str) -> None:
     if not read.window_us:
         return
     length = f"timestampdiff(MICROSECOND, {read.window}.start, {read.window}.end)"
-    other = rows.where(f"{length} <> {read.window_us}").selectExpr(f"{length} AS us").first()
+    other = (
+        rows.where(f"{length} {'<' if read.is_session else '<>'} {read.window_us}")
+        .selectExpr(f"{length} AS us")
+        .first()
+    )
     if other is not None:
         raise InvalidConfiguration(
             f"{where} has windows of {other.us / 1e6:g} s in the checkpoint, and the job's query has windows of "
-            f"{read.window_us / 1e6:g} s. Give job.query the code that the query had"
+            f"{read.window_us / 1e6:g} s{' at least' if read.is_session else ''}. Give job.query the code that the "
+            "query had"
         )
 
 

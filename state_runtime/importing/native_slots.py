@@ -1,8 +1,9 @@
-"""Spark's aggregation buffers as the slots of our aggregate functions: SQL over the columns `v0`, `v1`, … of a value; pure.
+"""Spark's aggregation buffers as the slots of our aggregate functions: SQL over the columns `v0`, `v1`, … of a value;
+pure.
 
-A buffer has the columns that Spark's function declares (`aggBufferAttributes`), in its order, and functions stand side by
-side. What a function keeps beside Spark's buffer is the place of a value in the source (`first`, `max_by`, …): all that is
-imported came before what comes, so its place is 0, below that of any row to come.
+A buffer has the columns that Spark's function declares (`aggBufferAttributes`), in its order, and functions stand side
+by side. What a function keeps beside Spark's buffer is the place of a value in the source (`first`, `max_by`, …): all
+that is imported came before what comes, so its place is 0, below that of any row to come.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class RowLayout:
     Args:
         schema: its columns, exactly; None takes them from the description.
         epoch: the epoch in which list elements are appended.
+        makes_sessions: the rows of a session window are whole: an import makes them of another engine's.
 
     Raises:
         InvalidConfiguration: (methods) rows of this kind of state cannot be made of plain columns.
@@ -42,6 +43,7 @@ class RowLayout:
     state: StateEntry
     schema: StateSchema | None = None
     epoch: int = 1
+    makes_sessions: bool = False
 
     @cached_property
     def versions(self) -> StateVersions:
@@ -54,7 +56,7 @@ class RowLayout:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that a row has; `expires` may be left out, and the row then never expires."""
-        if self.state.kind == "rows":
+        if self.state.kind == "rows" and not (self.makes_sessions and self.operator.kind == "sessions"):
             raise InvalidConfiguration(
                 f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot "
                 "be written from a table. Start from a snapshot of the job instead"
@@ -121,6 +123,12 @@ class RowLayout:
             return found
         if self.state.kind == "timers" and times is not None:
             return entry_of_time(int64_values(times).copy())
+        if self.state.kind == "rows":
+            name = given["start", "window.start"]
+            starts = self._cast(_whole(table.column(name)), pa.timestamp("us", "UTC"), name).cast(pa.int64())
+            if starts.null_count:
+                raise InvalidData(f"{self.versions.name}: a session has no start")
+            return entry_of_time(int64_values(starts).copy())
         name = given["position", "position"]
         places = self._cast(_whole(table.column(name)), pa.int64(), name)
         if places.null_count or bool(

@@ -367,7 +367,7 @@ class _Cutting:
                 event_time = name if is_time else event_time
                 continue
             # Both times are the key, and not the struct of them: they are plain columns.
-            window, window_us = f"k{place}", window_us_of(says[name])
+            window, window_us = f"k{place}", window_us_of(says[name]) if gap_us is None else gap_us
             start, end = (f"{name}_{each}" for each in _TIMES)
             event_time = end if gap_us is None else start
             for end_of, field, each in ((WINDOW_START, "start", start), (WINDOW_END, "end", end)):
@@ -387,13 +387,13 @@ class _Cutting:
             reads=digest_of(self._texts.of_rows(node)),
             is_ambiguous=_are_twice(says.values()) or _are_twice(made.name for made in made_calls),
             kept=KeptInPlan(
-                number,
-                "stateStoreSave" if gap_us is None else "sessionWindowStateStoreSaveExec",
-                [key.toAttribute() for key in by],
-                {name: sql for name, sql in own_keys.items() if name in keys},
-                {made.name: each for made, each in zip(calls, called, strict=True)},
-                window,
-                window_us,
+                number=number,
+                operator="stateStoreSave" if gap_us is None else "sessionWindowStateStoreSaveExec",
+                keys=[key.toAttribute() for key in by],
+                own_keys={name: sql for name, sql in own_keys.items() if name in keys},
+                called={made.name: each for made, each in zip(calls, called, strict=True)},
+                window=window,
+                window_us=window_us,
             ),
             calls={made.name: made.call for made in calls},
             event_time=event_time,

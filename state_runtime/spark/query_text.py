@@ -37,7 +37,7 @@ def plain_name(text: str) -> str:
 
 
 def window_us_of(text: str) -> int:
-    """Return how long a window is by its text, in microseconds; 0 of anything else. Its step and its offset are shorter."""
+    """Return how long a window is by its text, in microseconds; 0 of anything else. Step and offset are shorter."""
     found = _LENGTHS.search(text) if text.startswith("window(") else None
     return max(map(int, found[1].split(", "))) if found is not None else 0
 

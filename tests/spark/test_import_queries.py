@@ -87,10 +87,13 @@ LONG = [
     "dropDuplicates by a key without time",
     "dropDuplicatesWithinWatermark",
     "deduplicate windows",
-    "deduplicate windows by another key",
     "deduplicate, Python, a table, windows",
     "union of two streams, then windows",
     "a slower watermark beside",
+    "deduplicate, then transformWithState with timers",
+    "sessions",
+    "sessions in SQL",
+    "windows of sessions",
 ]
 
 
@@ -171,7 +174,7 @@ def test_another_query_is_refused_and_nothing_is_written(spark: SparkSession, tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["left join", "sessions"])
+@pytest.mark.parametrize("name", ["left join", "applyInPandasWithState"])
 def test_what_cannot_be_imported_is_refused_by_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
     mode, query = queries(tmp_path)[name]
     write_rows(tmp_path, range(1))

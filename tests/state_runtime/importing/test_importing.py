@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,8 @@ SEEN_AND_LOG = (NativeState("seen", "value", False), NativeState("log", "list", 
 
 
 def test_an_operator_is_read_with_its_modes_and_states() -> None:
-    assert parse_operators([row()], "x") == (NativeOperator(0, 4, "processing", "update", SEEN_AND_LOG),)
+    (found,) = parse_operators([row()], "x")
+    assert found == replace(NATIVE, operator=row()["operatorName"])
 
 
 @pytest.mark.parametrize(
