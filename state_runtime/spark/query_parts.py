@@ -53,7 +53,7 @@ class Kept:
         keys: the columns of its key.
         own_keys: SQL for the key columns here, over the native ones `k0`, `k1`, ….
         window: SQL for the window among its keys, as a struct of its times; "" if there is none.
-        window_us: how long that is; of a session how long at least.
+        window_us: how long that is; of a session how long at least; 0 of a sliding one, whose plan does not say it.
         buffers: of an aggregate the columns of each function's buffer, by the name of the call, in their order.
     """
 

@@ -37,9 +37,11 @@ def plain_name(text: str) -> str:
 
 
 def window_us_of(text: str) -> int:
-    """Return how long a window is by its text, in microseconds; 0 of anything else. Step and offset are shorter."""
+    """Return how long a tumbling window is by its text, in microseconds; 0 of anything else, whose text has several
+    lengths."""
     found = _LENGTHS.search(text) if text.startswith("window(") else None
-    return max(map(int, found[1].split(", "))) if found is not None else 0
+    lengths = {int(each) for each in found[1].split(", ")} - {0} if found is not None else set()
+    return lengths.pop() if len(lengths) == 1 else 0
 
 
 class Texts:

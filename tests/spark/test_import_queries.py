@@ -83,7 +83,6 @@ LONG = [
     "aggregate of all rows",
     "distinct",
     "dropDuplicates by event time",
-    "dropDuplicates for ever",
     "dropDuplicates by a key without time",
     "dropDuplicatesWithinWatermark",
     "deduplicate windows",
