@@ -13,10 +13,6 @@ from .stream_test import Add, AllRows, Case, NewRows, Query, Start, Step, Stop, 
 __all__ = ["FULL_OUTER_JOIN", "INNER_JOIN", "LEFT_SEMI_JOIN", "OUTER_JOIN"]
 
 SOURCE = "LuciferYang/spark@1a3051b418c32fb3f8abbefc61a681382574fd9f"
-UNBOUNDED = "no bound in time"
-RIGHT, FULL, SEMI = "a RightOuter join", "a FullOuter join", "a LeftSemi join"
-RESIDUAL = "beside equal columns and a range of time is not supported"
-REACHED = "unmatched rows of equal windows or times come when the watermark has passed, not when it has reached them"
 CHECKPOINT = "it goes on from a checkpoint that an older Spark wrote"
 STORE = "it looks into Spark's state store"
 SIDES = {"left": "value int", "right": "value int"}
@@ -206,7 +202,7 @@ INNER_JOIN = Suite(
             Add({"left": [1]}), NewRows([(1, 2, 3), (1, 2, 3)]),
             Stop(), Start(),
             Add({"left": [100]}), Add({"right": [100]}), NewRows([(100, 200, 300)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("stream stream inner join on windows - without watermark", _windowed_join("inner", None, None), [
             Add({"left": [1]}), NewRows(),
             Add({"right": [1]}), NewRows([(1, 10, 2, 3)]),
@@ -218,13 +214,13 @@ INNER_JOIN = Suite(
             Stop(), Start(),
             Add({"left": [5]}), NewRows(),
             Add({"right": [5]}), NewRows([(5, 10, 10, 15)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("stream stream inner join on windows - with watermark", _windowed_join("inner", "10 seconds", None), [
             *WITH_WATERMARK, Stop(), Start(),
             *AT_25, Stop(), Start(),
             Add({"right": [1]}), NewRows(),
             Add({"left": [5]}), NewRows(),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("stream stream inner join with time range - with watermark - one side condition",
              _join_where(ONE_SIDE, "inner", "10 seconds", "10 seconds", times_only=True), [
             Add({"left": [(1, 5)]}), AllRows(),
@@ -234,7 +230,7 @@ INNER_JOIN = Suite(
             Add({"right": [(0, 30)]}), NewRows(),
             Add({"right": [(1, 20), (1, 21), (1, 28)]}), NewRows([(1, 3, 21), (1, 5, 21), (1, 3, 28), (1, 5, 28)]),
             Add({"left": [(1, 20), (1, 21)]}), NewRows([(1, 21, 28)]),
-        ], schemas=KEYED, refused=UNBOUNDED),
+        ], schemas=KEYED),
         Case("stream stream inner join with time range - with watermark - two side conditions",
              _join_where(TWO_SIDES, "inner", "20 seconds", "30 seconds", times_only=True), [
             Add({"left": [(1, 20)]}), AllRows(),
@@ -253,33 +249,33 @@ INNER_JOIN = Suite(
             Stop(), Start(),
             Add({"input": [3, 6]}),
             AllRows([(3, 3, 3), (1, 1, 1), (1, 1, 6), (2, 2, 2), (1, 6, 1), (1, 6, 6)]),
-        ], refused=UNBOUNDED),
+        ]),
         Case("join between three streams", _of_three, [
             Add({"left": [1, 5]}), Add({"middle": [1, 5, 10]}), Add({"right": [5, 10]}),
             NewRows([(5, 10, 5, 15, 5, 25)]),
-        ], schemas={**SIDES, "middle": "value int"}, refused=UNBOUNDED),
+        ], schemas={**SIDES, "middle": "value int"}),
         Case("streaming join should require StatefulOpClusteredDistribution from children", _by_two_columns, [
             Add({"left": range(1, 1001)}), Add({"right": range(1, 1001)}), AllRows(range(1, 1001)),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("SPARK-35896: metrics in StateOperatorProgress are output correctly",
-             _windowed_join("inner", "10 seconds", None), [*WITH_WATERMARK, *AT_25], schemas=SIDES, refused=UNBOUNDED),
+             _windowed_join("inner", "10 seconds", None), [*WITH_WATERMARK, *AT_25], schemas=SIDES),
         Case("joining non-nullable left join key with nullable right join key", _null_safe, [
             Add({"left": [1, 5]}), Add({"right": [1, 5, 10, None]}), NewRows([(1, 1, 2, 3), (5, 5, 10, 15)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("joining nullable left join key with non-nullable right join key", _null_safe, [
             Add({"left": [1, 5, 10, None]}), Add({"right": [1, 5]}), NewRows([(1, 1, 2, 3), (5, 5, 10, 15)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("joining nullable left join key with nullable right join key", _null_safe, [
             Add({"left": [1, 5, 10, None]}), Add({"right": [1, 5, None]}),
             NewRows([(1, 1, 2, 3), (5, 5, 10, 15), (None, None, None, None)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
         Case("SPARK-51779 Restart streaming join query with virtual column families", _by_key, [
             Add({"left": [1, 2]}), AllRows(),
             Add({"right": [1, 10]}), NewRows([(1, 2, 3)]),
             Stop(), Start(),
             Add({"left": [2, 10]}), NewRows([(10, 20, 30)]),
             Add({"right": [2]}), NewRows([(2, 4, 6), (2, 4, 6)]),
-        ], schemas=SIDES, refused=UNBOUNDED),
+        ], schemas=SIDES),
     ],
     {
         "locality preferences of StateStoreAwareZippedRDD": STORE,
@@ -395,14 +391,13 @@ def _long_range_steps(unmatched: tuple[Any, ...]) -> list[Step]:
     ]  # fmt: skip
 
 
-def _range_cases(how: str, unmatched: tuple[Any, ...], refused: str = "") -> list[Case]:
+def _range_cases(how: str, unmatched: tuple[Any, ...]) -> list[Case]:
     test = f"{how.replace('_', ' ')} with watermark range condition"
     minutes = {"3 minutes 30 seconds": "interval 3 minutes 30 seconds", "3:30": "interval '3:30' minute to second"}
     return [
-        Case(test, _range_join(how), _range_steps(unmatched), schemas=KEYED, part="5 seconds", refused=refused),
+        Case(test, _range_join(how), _range_steps(unmatched), schemas=KEYED, part="5 seconds"),
         *(
-            Case(test, _range_join(how, "10 minutes", bound), _long_range_steps(unmatched), schemas=KEYED, part=part,
-                 refused=refused)
+            Case(test, _range_join(how, "10 minutes", bound), _long_range_steps(unmatched), schemas=KEYED, part=part)
             for part, bound in minutes.items()
         ),
     ]  # fmt: skip
@@ -425,22 +420,22 @@ OUTER_JOIN = Suite(
         Case("left outer early state exclusion on left", _conditional_join("left_outer", OF_LEFT), [
             *_excluded([1, 2, 3], [3, 4, 5], [(3, 10, 6, "9"), (1, 10, 2, None), (2, 10, 4, None)]),
             Stop(), Start(), *AT_20,
-        ], schemas=SIDES, refused=RESIDUAL),
+        ], schemas=SIDES),
         Case("left outer early state exclusion on right", _conditional_join("left_outer", OF_RIGHT), [
             *_excluded([3, 4, 5], [1, 2, 3], [(3, 10, 6, "9")], [(4, 10, 8, None), (5, 10, 10, None)]), *AT_20,
-        ], schemas=SIDES, differs=REACHED),
+        ], schemas=SIDES),
         Case("right outer early state exclusion on left", _conditional_join("right_outer", OF_LEFT), [
             *_excluded([1, 2, 3], [3, 4, 5], [(3, 10, 6, "9")], [(4, 10, None, "12"), (5, 10, None, "15")]), *AT_20,
-        ], schemas=SIDES, refused=RIGHT),
+        ], schemas=SIDES),
         Case("right outer early state exclusion on right", _conditional_join("right_outer", OF_RIGHT), [
             *_excluded([3, 4, 5], [1, 2, 3], [(3, 10, 6, "9"), (1, 10, None, "3"), (2, 10, None, "6")]), *AT_20,
-        ], schemas=SIDES, refused=RIGHT),
+        ], schemas=SIDES),
         Case("windowed left outer join", _windowed_join("left_outer"),
              _windowed_steps([(1, 10, 2, None), (2, 10, 4, None)]), schemas=SIDES, quick=True),
         Case("windowed right outer join", _windowed_join("right_outer"),
-             _windowed_steps([(6, 10, None, 18), (7, 10, None, 21)]), schemas=SIDES, refused=RIGHT),
+             _windowed_steps([(6, 10, None, 18), (7, 10, None, 21)]), schemas=SIDES),
         *_range_cases("left_outer", (3, None, 5, None)),
-        *_range_cases("right_outer", (None, 2, None, 5), RIGHT),
+        *_range_cases("right_outer", (None, 2, None, 5)),
         Case("left outer join with non-key condition violated", _violated, [
             Add({"left": [1, 2, 3], "right": [1, 2, 3]}), NewRows([(1, 10, 2, None), (2, 10, 4, None), (3, 10, 6, None)]),
             Add({"left": [20], "right": [21]}), NewRows(),
@@ -451,12 +446,12 @@ OUTER_JOIN = Suite(
             Add({"left": [101, 102, 103], "right": [101, 102, 103]}), NewRows(),
             Add({"left": [1000], "right": [1001]}),
             NewRows([(101, 110, 202, None), (102, 110, 204, None), (103, 110, 206, None)]),
-        ], schemas=SIDES, refused=RESIDUAL),
+        ], schemas=SIDES),
         Case("SPARK-26187 self left outer join should not return outer nulls for already matched rows",
              _self_join("left_outer"), _self_steps([(1, 1, None, None), (3, 3, None, None)]), schemas=SELF),
         Case("SPARK-26187 self right outer join should not return outer nulls for already matched rows",
              _self_join("right_outer", flipped=True), _self_steps([(None, None, 1, 1), (None, None, 3, 3)]),
-             schemas=SELF, refused=RIGHT),
+             schemas=SELF),
         Case("SPARK-29438: ensure UNION doesn't lead stream-stream join to use shifted partition IDs", _united, [
             Add({"input": [11, 12, 13], "left": range(11, 16), "right": range(13, 18)}, files=2),
             NewRows([(11, 11, 11), (12, 12, 12), (13, 13, 13), (13, 26, 39), (14, 28, 42), (15, 30, 45)]),
@@ -532,7 +527,7 @@ FULL_OUTER_JOIN = Suite(
             Stop(), Start(),
             Add({"left": [1]}), NewRows(),
             Add({"right": [5]}), NewRows(),
-        ], schemas=SIDES, refused=FULL),
+        ], schemas=SIDES),
         Case("full outer early state exclusion on left", _conditional_join("full_outer", OF_LEFT), [
             *_excluded(
                 [1, 2, 3], [3, 4, 5],
@@ -540,7 +535,7 @@ FULL_OUTER_JOIN = Suite(
                 [(None, None, None, 4, 10, "12"), (None, None, None, 5, 10, "15")],
             ),
             Add({"right": [20]}), NewRows([(20, 30, 40, 20, 30, "60")]),
-        ], schemas=SIDES, refused=FULL),
+        ], schemas=SIDES),
         Case("full outer early state exclusion on right", _conditional_join("full_outer", OF_RIGHT), [
             *_excluded(
                 [3, 4, 5], [1, 2, 3],
@@ -548,16 +543,16 @@ FULL_OUTER_JOIN = Suite(
                 [(4, 10, 8, None, None, None), (5, 10, 10, None, None, None)],
             ),
             Add({"right": [20]}), NewRows([(20, 30, 40, 20, 30, "60")]),
-        ], schemas=SIDES, refused=FULL),
+        ], schemas=SIDES),
         Case("full outer join with watermark range condition", _range_join("full_outer"), [
             Add({"left": [(1, 5), (3, 5)]}), NewRows(),
             Add({"right": [(1, 10), (2, 5)]}), NewRows([(1, 1, 5, 10)]),
             Add({"right": [(1, 9)]}), NewRows([(1, 1, 5, 9)]),
             Add({"left": [(1, 7), (1, 30)]}), NewRows([(1, 1, 7, 9), (1, 1, 7, 10)]),
             Add({"right": [(0, 30)]}), NewRows([(3, None, 5, None), (None, 2, None, 5)]),
-        ], schemas=KEYED, refused=FULL),
+        ], schemas=KEYED),
         Case("self full outer join", _self_join("full_outer"),
-             _self_steps([(1, 1, None, None), (3, 3, None, None)]), schemas=SELF, refused=FULL),
+             _self_steps([(1, 1, None, None), (3, 3, None, None)]), schemas=SELF),
     ],
     {},
 )  # fmt: skip
@@ -574,25 +569,25 @@ LEFT_SEMI_JOIN = Suite(
             Stop(), Start(),
             Add({"left": [1]}), NewRows(),
             Add({"right": [5]}), NewRows(),
-        ], schemas=SIDES, refused=SEMI),
+        ], schemas=SIDES),
         Case("left semi early state exclusion on left", _conditional_join("left_semi", OF_LEFT), [
             *_excluded([1, 2, 3], [3, 4, 5], [(3, 10, 6)]), Add({"right": [20]}), NewRows([(20, 30, 40)]),
-        ], schemas=SIDES, refused=SEMI),
+        ], schemas=SIDES),
         Case("left semi early state exclusion on right", _conditional_join("left_semi", OF_RIGHT), [
             *_excluded([3, 4, 5], [1, 2, 3], [(3, 10, 6)]), Add({"right": [20]}), NewRows([(20, 30, 40)]),
-        ], schemas=SIDES, refused=SEMI),
+        ], schemas=SIDES),
         Case("left semi join with watermark range condition", _range_join("left_semi"), [
             Add({"left": [(1, 5), (3, 5)]}), NewRows(),
             Add({"right": [(1, 10), (2, 5)]}), NewRows([(1, 5)]),
             Add({"right": [(1, 9)]}), NewRows(),
             Add({"left": [(1, 7), (1, 30)]}), NewRows([(1, 7)]),
             Add({"right": [(0, 30)]}), NewRows(),
-        ], schemas=KEYED, refused=SEMI),
+        ], schemas=KEYED),
         Case("self left semi join", _self_join("left_semi"), [
             _numbers(1), NewRows([(2, 2), (4, 4)]),
             _numbers(6), NewRows([(6, 6), (8, 8), (10, 10)]),
             _numbers(11), NewRows([(12, 12), (14, 14)]),
-        ], schemas=SELF, refused=SEMI),
+        ], schemas=SELF),
         Case("SPARK-49829 two chained stream-stream left outer joins among three input streams", _three_by_time, [
             Add({"first": [(20, 1)], "second": [(20, 1)], "third": [(20, 1)]}), NewRows([(20, 1, 1, 1)]),
             Add({"first": [(21, 2)], "second": [(21, 2)]}), NewRows(),
@@ -600,7 +595,7 @@ LEFT_SEMI_JOIN = Suite(
             Add({"first": [(23, 4)]}), NewRows([(21, 2, 2, None)]),
             Add({"first": [(24, 5)], "second": [(24, 5)], "third": [(24, 5)]}), NewRows([(24, 5, 5, 5)]),
             Add({"first": [(100, 6)]}), NewRows([(22, 3, None, 3), (23, 4, None, None)]),
-        ], schemas=THREE, no_data_batches=False, differs=REACHED),
+        ], schemas=THREE, no_data_batches=False),
     ],
     {},
 )  # fmt: skip

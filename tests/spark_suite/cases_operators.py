@@ -132,7 +132,7 @@ OPERATORS = Suite(
         Case("join with range join on non-time intervals -> window agg, append mode, shouldn't fail",
              _range_of_other_times,
              [Add({"first": [1, 2, 3, 4]}), Add({"second": [(1, 2), (2, 3), (3, 4), (4, 5)]}), NewRows()],
-             schemas={"first": "value int", "second": "start int, end int"}, refused="no bound in time"),
+             schemas={"first": "value int", "second": "start int, end int"}),
         Case("stream-stream time interval left outer join -> aggregation, append mode",
              _outer_then_windows("leftOuter", "timestamp1"), [
             Add({"first": [("1", "2023-01-01 01:00:10"), ("2", "2023-01-01 01:00:30")],
@@ -148,7 +148,7 @@ OPERATORS = Suite(
             Add({"second": [("5", "2023-01-01 01:15:00")], "first": [("6", "2023-01-01 01:15:00")]}), AllRows(),
             Add({"second": [("5", "2023-01-01 02:16:00")], "first": [("6", "2023-01-01 02:16:00")]}),
             AllRows([("2023-01-01 01:00:00", "2023-01-01 01:10:00", 2)]),
-        ], schemas=TWO_DATED, refused="a RightOuter join"),
+        ], schemas=TWO_DATED),
         Case("SPARK-49829 time window agg per each source followed by stream-stream join", _windows_joined, [
             Add({"first": [1, 2, 3, 4, 5], "second": [5, 6, 7, 8, 9]}), NewRows(),
             Add({"first": [11, 12, 13, 14, 15], "second": [15, 16, 17, 18, 19]}), NewRows([(10, 15, 35)]),

@@ -271,7 +271,7 @@ class OnOurJobs:
         settings = job_settings(parallelism=2 + self._starts % 2, local_dir=str(self._root / "local"))
         self._starts += 1
         job = StreamingJob("suite", store=str(self._root / "store"), settings=settings)
-        rows = job.query(lambda spark: query(streams), output_mode=self._case.mode)  # type: ignore[arg-type]
+        rows = job.query(lambda spark: query(streams), output_mode=self._case.mode, allow_unbounded=True)  # type: ignore[arg-type]
         rows.write(foreach_epoch(lambda frame, _: self.given.keep(frame), empty_epochs=True))
         self._run = _Run(job, self._spark, self.given, self._case.no_data_batches)
         self._run.begin()
