@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.base.joining import UNBOUNDED_US, Condition
+from state_runtime.base.joining import UNBOUNDED_US, Condition, SideName
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
@@ -148,6 +148,7 @@ class IntervalJoinStep:
             a query says itself which columns carry it.
         waits_ms: of a query how far the clock of its output is behind its own; None: as long as rows may wait.
         has_equal_times: the times are keys, too.
+        undated: a side whose times carry no event time of their own: its rows are never late.
         condition: on pairs of rows, beside keys and range.
         when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
@@ -160,6 +161,7 @@ class IntervalJoinStep:
     event_time: str = ""
     waits_ms: int | None = None
     has_equal_times: bool = False
+    undated: SideName | None = None
     condition: Condition | None = None
     when: tuple[str, str] = ("", "")
 
@@ -367,6 +369,7 @@ def _interval_join(
         how=step.how,
         uid=step.uid,
         has_equal_times=step.has_equal_times,
+        undated=step.undated,
         condition=step.condition,
         when=step.when,
     )

@@ -315,6 +315,7 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
             event_time="both",
             waits_ms=part.held_back_ms,
             has_equal_times=part.has_equal_times,
+            undated=part.undated,
             condition=part.condition,
             when=part.when,
         )

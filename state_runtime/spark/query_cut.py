@@ -470,7 +470,9 @@ class _Cutting:
             columns += [catalyst.named(attribute, f"{letter}_{name}") for name, attribute in named.items()]
             columns += [catalyst.named(each, name) for name, each in asked.columns[side].items()]
             if (time := bounds.times[side]) is not None:
-                marked = next(column for column in items(child.output()) if is_marked(column))
+                marked = next(
+                    each for one in (child, *items(node.children())) for each in items(one.output()) if is_marked(each)
+                )
                 columns.append(catalyst.named(time, f"{letter}_time", marked=marked))
             inputs.append(self._rows(child, partial(catalyst.project, columns)))
             # A semi join gives nothing of its right side.
@@ -493,6 +495,7 @@ class _Cutting:
                 upper_us=bounds.upper_us,
                 held_back_ms=bounds.held_back_ms,
                 has_equal_times=bounds.has_equal_times,
+                undated=bounds.undated,
                 condition=asked.condition,
                 when=asked.when,
             )

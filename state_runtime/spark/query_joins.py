@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.base.joining import UNBOUNDED_US, Column, Combined, Compared, Condition, How
+from state_runtime.base.joining import UNBOUNDED_US, Column, Combined, Compared, Condition, How, SideName
 from state_runtime.spark.catalyst import WINDOW_END, Catalyst, id_of, is_marked, is_window
 from state_runtime.spark.jvm import items, kind_of
 from state_runtime.spark.query_text import Texts, digest_of
@@ -36,6 +36,7 @@ class Bounds:
         times: the event times of both sides; None: the side has none.
         lower_us, upper_us: of the right time minus the left one, both included; -UNBOUNDED_US, UNBOUNDED_US: no end.
         has_equal_times: the event times are among the keys.
+        undated: a side whose key carries no event time, as the other side's does.
         held_back_ms: how far Spark's watermark behind the join is behind that of its inputs.
         condition: of an inner join, to be looked at once more for each pair of rows; None if keys and range say all.
         others: of other joins, the conditions beside keys and range.
@@ -47,6 +48,7 @@ class Bounds:
     lower_us: int
     upper_us: int
     has_equal_times: bool
+    undated: SideName | None
     held_back_ms: int
     condition: Any
     others: tuple[Any, ...]
@@ -69,7 +71,7 @@ def bounds_of(catalyst: Catalyst, join: Any) -> Bounds:
     sides = items(join.children())
     times: tuple[Any, Any] = (_time_of(sides[0]), _time_of(sides[1]))
     # Equal times bound both sides; a range beside them is one more condition.
-    same = [pair for pair in zip(left_keys, right_keys, strict=True) if all(map(_is_time, pair))]
+    same = [pair for pair in zip(left_keys, right_keys, strict=True) if any(map(_is_time, pair))]
     found = [None if same else _bound(catalyst, sides, part) for part in rest]
     others = tuple(part for part, bound in zip(rest, found, strict=True) if bound is None)
     ranges = [part for part, bound in zip(rest, found, strict=True) if bound is not None]
@@ -87,6 +89,7 @@ def bounds_of(catalyst: Catalyst, join: Any) -> Bounds:
         lower_us=lower_us,
         upper_us=upper_us,
         has_equal_times=bool(same),
+        undated=_undated(same[0]) if same else None,
         held_back_ms=_held_back_ms(catalyst, sides, catalyst.all_of(ranges)) if ranges else 0,
         condition=condition,
         others=() if how == "inner" else others,
@@ -195,6 +198,12 @@ def _type_name(expression: Any) -> str:
 
 def _told(join: Any) -> str:
     return str(join.condition().get().sql()) if join.condition().isDefined() else "its conditions"
+
+
+def _undated(pair: tuple[Any, Any]) -> SideName | None:
+    """Return the side whose key carries no event time. It is removed by that of the other side, as in Spark."""
+    left, right = map(_is_time, pair)
+    return None if left and right else "right" if left else "left"
 
 
 def _is_time(key: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from state_runtime.base.joining import Condition, How
+from state_runtime.base.joining import Condition, How, SideName
 
 __all__ = [
     "Called",
@@ -173,6 +173,7 @@ class Joined(Stateful):
         lower_us, upper_us: -UNBOUNDED_US, UNBOUNDED_US: the range has no such end.
         held_back_ms: how far the watermark of its output is behind its own.
         has_equal_times: the event times are among the keys.
+        undated: a side whose key carries no event time, as the other side's does.
         condition: on pairs of rows, beside keys and range.
         when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
@@ -183,6 +184,7 @@ class Joined(Stateful):
     upper_us: int
     held_back_ms: int
     has_equal_times: bool = False
+    undated: SideName | None = None
     condition: Condition | None = None
     when: tuple[str, str] = ("", "")
 

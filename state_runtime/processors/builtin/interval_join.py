@@ -315,7 +315,7 @@ class IntervalJoinOperator(WokenWhenDue):
         structs = rows.rows.column(side.struct)
         micros, valid = self._times(side, structs, at)
         keep = np.ones(len(at), dtype=np.bool_)
-        if side.time:
+        if side.time and side.drops_late:
             on_time = millis_up(micros) > clock.late_watermark_ms
             keep &= on_time if valid is None else on_time | ~valid
             result.late_rows += len(at) - int(np.count_nonzero(keep))

@@ -50,6 +50,7 @@ class JoinSide:
         time: the one with event time; "": the side has none.
         when: a boolean one; rows for which it is not true match nothing, and do not wait. "": there is none.
         is_outer: rows without a match are emitted, with nulls for the other side.
+        drops_late: rows at or below the watermark are late.
         stays_ms: how long after its own time a row is removed, in event time; None: never.
     """
 
@@ -60,6 +61,7 @@ class JoinSide:
     time: str
     when: str
     is_outer: bool
+    drops_late: bool
     stays_ms: int | None
 
 
@@ -73,6 +75,7 @@ class IntervalJoinPlan:
         left_time, right_time: names of the event-time columns among them; "": the side has none.
         lower_us, upper_us: the range of `right time - left time`, both ends included, in microseconds; from
             -UNBOUNDED_US, or to UNBOUNDED_US: it has no such end.
+        undated: a side whose times carry no event time of their own: its rows are never late.
         has_equal_times: the range is 0 as the times are keys, and not by a comparison.
         condition: on pairs of rows, beside keys and range.
         left_when, right_when: boolean columns of outer sides (`JoinSide.when`).
@@ -87,6 +90,7 @@ class IntervalJoinPlan:
     upper_us: int
     how: How
     has_equal_times: bool = False
+    undated: SideName | None = None
     condition: Condition | None = None
     left_when: str = ""
     right_when: str = ""
@@ -97,18 +101,17 @@ class IntervalJoinPlan:
         left = (LEFT_COLUMN, self.left, self.left_time, self.left_when)
         right = (RIGHT_COLUMN, self.right, self.right_time, self.right_when)
         return {
-            "left": JoinSide("left", 0, *left, self.how in _OUTER["left"], self._stays_ms(self.upper_us)),
-            "right": JoinSide("right", 1, *right, self.how in _OUTER["right"], self._stays_ms(-self.lower_us)),
+            "left": JoinSide("left", 0, *left, *self._behaviour("left", self.upper_us)),
+            "right": JoinSide("right", 1, *right, *self._behaviour("right", -self.lower_us)),
         }
 
-    def _stays_ms(self, apart_us: int) -> int | None:
-        """Return `JoinSide.stays_ms`, by how much later than a row the last one may be that matches it.
+    def _behaviour(self, side: SideName, apart_us: int) -> tuple[bool, bool, int | None]:
+        """Return the last fields of a `JoinSide`, by how much later than a row the last one may be that matches it.
 
-        A watermark forgets what is at or below it; by a comparison of times Spark forgets a millisecond later than that.
+        A watermark forgets what is at or below it; by a comparison of times Spark forgets a millisecond later.
         """
-        if apart_us == UNBOUNDED_US:
-            return None
-        return (0 if self.has_equal_times else 1) - (-apart_us // 1000)
+        stays_ms = None if apart_us == UNBOUNDED_US else (0 if self.has_equal_times else 1) - (-apart_us // 1000)
+        return self.how in _OUTER[side], self.undated != side, stays_ms
 
     @property
     def is_semi(self) -> bool:
@@ -165,6 +168,7 @@ def plan_interval_join(
     how: str,
     uid: str,
     has_equal_times: bool = False,
+    undated: SideName | None = None,
     condition: Condition | None = None,
     when: tuple[str, str] = ("", ""),
 ) -> IntervalJoinPlan:
@@ -220,6 +224,7 @@ def plan_interval_join(
         upper_us=upper_us,
         how=how,  # type: ignore[arg-type]  # checked above
         has_equal_times=has_equal_times,
+        undated=undated,
         condition=condition,
         left_when=when[0],
         right_when=when[1],

@@ -18,7 +18,7 @@ from model import HashOf, Key, canonical_key, colliding, examples, hash_function
 from sliced import in_slices, now_whole_now_sliced
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
-from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How
+from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How, SideName
 from state_runtime.processors.builtin import interval_join
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.interval_join_plan import (
@@ -66,7 +66,13 @@ ASKED = Compared("=", Column("left", "l_half"), Column("right", "r_half"))
 
 
 def operator_of(
-    how: str, lower_us: int, upper_us: int, rows_per_batch: int = 4, *, is_asked: bool = False
+    how: str,
+    lower_us: int,
+    upper_us: int,
+    rows_per_batch: int = 4,
+    *,
+    is_asked: bool = False,
+    equal: tuple[bool, SideName | None] = (False, None),
 ) -> IntervalJoinOperator:
     when = tuple(
         f"{letter}_some" if is_asked and how in (f"{side}-outer", "full-outer") else ""
@@ -83,6 +89,8 @@ def operator_of(
         upper_us=upper_us,
         how=how,
         uid="join",
+        has_equal_times=equal[0],
+        undated=equal[1],
         condition=ASKED if is_asked else None,
         when=(when[0], when[1]),
     )
@@ -155,12 +163,14 @@ class Model:
     Attributes:
         is_asked: a pair must also have ids whose sum is even, and a left row that is to match, or a right one of an
             outer join, an id that is no multiple of 5.
+        equal: whether the times are keys, and which side's are no event time.
     """
 
     how: str
     lower_us: int
     upper_us: int
     is_asked: bool = False
+    equal: tuple[bool, SideName | None] = (False, None)
     left: list[Waiting] = field(default_factory=list)
     right: list[Waiting] = field(default_factory=list)
     late: int = 0
@@ -178,7 +188,7 @@ class Model:
         for side, (rows, is_outer) in enumerate(zip((left, right), self.outer, strict=True)):
             kept = []
             for n, (key, at) in enumerate(rows):
-                if at is not None and at <= late_ms * 1000:
+                if at is not None and at <= late_ms * 1000 and self.equal[1] != ("left", "right")[side]:
                     self.late += 1
                 elif is_outer and self.is_asked and (first + n) % 5 == 0:
                     pairs.append((first + n, None) if side == 0 else (None, first + n))
@@ -197,8 +207,10 @@ class Model:
                         pairs.append((one.id, None))
                     one.matched = other.matched = True
         # StreamingJoinHelper.getStateValueWatermark: ms, minus one because the range includes its ends.
-        left_bound = ((watermark_ms * 1000 - self.upper_us) // 1000 - 1) * 1000
-        right_bound = ((watermark_ms * 1000 + self.lower_us) // 1000 - 1) * 1000
+        # Of keys there is no such comparison.
+        later_ms = 0 if self.equal[0] else 1
+        left_bound = ((watermark_ms * 1000 - self.upper_us) // 1000 - later_ms) * 1000
+        right_bound = ((watermark_ms * 1000 + self.lower_us) // 1000 - later_ms) * 1000
         self.left, self.right = self.left + new[0], self.right + new[1]
         if self.outer[0]:
             pairs += [(w.id, None) for w in self.left if w.at_us <= left_bound and not w.matched]
@@ -284,6 +296,7 @@ bounds = st.tuples(st.integers(-6, 6), st.integers(-6, 6)).map(lambda b: (min(b)
 open_ends = st.tuples(
     bounds, st.sampled_from([(False, False), (False, False), (True, False), (False, True), (True, True)])
 )
+equal_times = st.sampled_from([(False, None), (False, None), (True, None), (True, "left"), (True, "right")])
 ranges = open_ends.map(
     lambda drawn: (
         -UNBOUNDED_US if drawn[1][0] else drawn[0][0],
@@ -306,14 +319,24 @@ def scale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     st.sampled_from([1, 3, 100]),
     st.booleans(),
     st.booleans(),
+    equal_times,
 )
 @examples(300)
 def test_the_join_is_two_lists(
-    scale: None, epochs: list[Any], ends: Any, how: str, hash_of: HashOf, per_batch: int, in_runs: bool, is_asked: bool
+    scale: None,
+    epochs: list[Any],
+    ends: Any,
+    how: str,
+    hash_of: HashOf,
+    per_batch: int,
+    in_runs: bool,
+    is_asked: bool,
+    equal: tuple[bool, SideName | None],
 ) -> None:
     """Any rows over epochs with any watermarks: the pairs, the unmatched rows, the state and the late rows of each epoch."""
-    job = Job(operator_of(how, *ends, rows_per_batch=per_batch, is_asked=is_asked), in_runs=in_runs)
-    model = Model(how, *ends, is_asked)
+    ends = (0, 0) if equal[0] else ends
+    job = Job(operator_of(how, *ends, rows_per_batch=per_batch, is_asked=is_asked, equal=equal), in_runs=in_runs)
+    model = Model(how, *ends, is_asked, equal)
     lefts: dict[int, Row] = {}
     rights: dict[int, Row] = {}
     watermark = late = first = 0
