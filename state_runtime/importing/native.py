@@ -104,6 +104,7 @@ def import_checkpoint(
     root = open_store(checkpoint, storage_options)
     native = read_checkpoint(root)
     _refuse_active(spark, native, root.url)
+    _check_policy(spark, native, root.url)
     plan = job.plan().expanded(spark)
     opened = plan.opened_sources(spark)
     pipeline = plan.compiled(spark, opened)
@@ -140,7 +141,7 @@ def import_checkpoint(
     check_unmoved(root, native)
     manifest = builder.commit(
         parallelism=plan.settings.parallelism or found[0].partitions,
-        time=native.time(pipeline.clocks(policy_of(spark.conf.get(POLICY_SETTING, "min")))),
+        time=native.time(pipeline.clocks(native.policy)),
         source=replace(native.position, names=source_numbers(opened.names, None).names),
         source_logs=logs,
         epoch=1,
@@ -183,6 +184,16 @@ def _metadata(spark: SparkSession, checkpoint: str) -> list[dict[str, Any]]:
             f"Spark cannot read the operators of {checkpoint}: {_first_line(error)}. It must have been written by "
             "Spark 4.0 or newer"
         ) from error
+
+
+def _check_policy(spark: SparkSession, native: NativeCheckpoint, where: str) -> None:
+    """Refuse a session whose runs would combine watermarks in another way: other rows would be late."""
+    own = policy_of(spark.conf.get(POLICY_SETTING, "min"))
+    if own != native.policy:
+        raise InvalidConfiguration(
+            f"the query in {where} has {POLICY_SETTING}={native.policy}, and this session {own}. Set it to "
+            f"{native.policy} here and for the job's runs"
+        )
 
 
 def _kept(plan: JobPlan) -> dict[str, Kept]:

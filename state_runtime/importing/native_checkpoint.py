@@ -28,7 +28,7 @@ from state_runtime.base.limits import (
     SOURCE_LOG_BYTES_MAX,
 )
 from state_runtime.pipeline.source_position import log_offset_of
-from state_runtime.pipeline.watermark import Clocks
+from state_runtime.pipeline.watermark import POLICY_SETTING, Clocks, Policy, policy_of
 from state_runtime.snapshot.manifest import SourceFile, SourcePosition, TimeEntry
 from state_runtime.store import Store
 from state_runtime.store.paths import check_relative_path
@@ -51,6 +51,7 @@ class NativeCheckpoint:
         batch_id: newest committed batch.
         batch_time_ms, watermark_ms: the clocks of that batch.
         next_watermark_ms: of the batch after it; 0 if no event time was seen.
+        policy: how it combines several watermarks.
         sources: number of sources of the query.
         seen_files: per file source the lines of its log, oldest first.
     """
@@ -60,6 +61,7 @@ class NativeCheckpoint:
     batch_time_ms: int
     watermark_ms: int
     next_watermark_ms: int
+    policy: Policy
     sources: int
     position: SourcePosition
     seen_files: Mapping[int, tuple[str, ...]]
@@ -130,6 +132,7 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
         batch_time_ms=int(header["batchTimestampMs"]),
         watermark_ms=watermark_ms,
         next_watermark_ms=next_watermark_ms,
+        policy=policy_of(_conf(header).get(POLICY_SETTING, "min")),
         sources=len(sources),
         position=position,
         seen_files=seen,
@@ -190,9 +193,14 @@ def _offsets(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     return header, sources
 
 
-def _check_provider(header: Mapping[str, Any], where: str) -> None:
+def _conf(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that a query keeps over restarts."""
     conf = header.get("conf")
-    provider = str(conf.get(_PROVIDER, "")) if isinstance(conf, dict) else ""
+    return conf if isinstance(conf, dict) else {}
+
+
+def _check_provider(header: Mapping[str, Any], where: str) -> None:
+    provider = str(_conf(header).get(_PROVIDER, ""))
     if not provider.endswith(_PROVIDERS):
         raise InvalidData(
             f"the query in {where} keeps its state with {provider.rpartition('.')[2] or 'an unknown provider'}; only "

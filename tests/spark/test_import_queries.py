@@ -170,6 +170,10 @@ def test_another_query_is_refused_and_nothing_is_written(spark: SparkSession, tm
         with pytest.raises(InvalidConfiguration, match=message):
             import_checkpoint(spark, f"{tmp_path}/checkpoint", job, f"{tmp_path}/store/plain")
         assert not (tmp_path / "store" / "plain").exists()
+    policy = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
+    job = plain_job(tmp_path, sums(tmp_path, "sum(amount) AS s"), "append", [])
+    with contextmanager(_with)(spark, policy), pytest.raises(InvalidConfiguration, match="Set it to min here"):
+        import_checkpoint(spark, f"{tmp_path}/checkpoint", job, f"{tmp_path}/store/plain")
 
 
 @pytest.mark.long

@@ -63,6 +63,17 @@ def test_a_stopped_query_stands_at_its_newest_commit() -> None:
     assert position.logs == ()
 
 
+def test_a_query_keeps_its_policy_of_several_watermarks() -> None:
+    store = query(1)
+    assert read_checkpoint(store).policy == "min"
+    header = {"batchWatermarkMs": 5, "batchTimestampMs": 1_000}
+    header["conf"] = {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB, "spark.sql.streaming.multipleWatermarkPolicy": "max"
+    }  # type: ignore[assignment]  # fmt: skip
+    store.put("offsets/0", "\n".join(["v1", json.dumps(header), '{"logOffset":0}']).encode())
+    assert read_checkpoint(store).policy == "max"
+
+
 def test_the_first_batch_has_none_before_it() -> None:
     assert read_checkpoint(query(1)).position.previous_offsets == ""
 
