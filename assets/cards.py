@@ -17,8 +17,6 @@ from stillstate.orchestration.text import age_text, bytes_text, count_text, coun
 __all__ = ["cards_of", "note_of"]
 
 _TONES: Final[dict[str, Tone]] = {"source": "source", "sink": "sink", "transform": "stateless", "union": "stateless"}
-_YEAR_10000_MS: Final = 253_402_300_800_000
-"""From here on a time has no text; a store may hold any number."""
 
 
 def cards_of(steps: Sequence[Step], newest: Manifest | None) -> list[Card]:
@@ -42,12 +40,8 @@ def cards_of(steps: Sequence[Step], newest: Manifest | None) -> list[Card]:
 
 def note_of(status: RunStatus, newest: Manifest) -> str:
     """Return what the numbers of the cards refer to, in one line."""
-    began = f"rows since {time_text(status.started_at_ms)}; " if _is_time(status.started_at_ms) else ""
+    began = f"rows since {time_text(status.started_at_ms)}; " if status.started_at_ms > 0 else ""
     return f"{began}state of snapshot {newest.snapshot_id}"
-
-
-def _is_time(at_ms: int) -> bool:
-    return 0 < at_ms < _YEAR_10000_MS
 
 
 def _joined(parts: Iterable[str]) -> str:
@@ -78,7 +72,7 @@ def _in_flight(step: Step, newest: Manifest | None) -> tuple[str, ...]:
 def _watermark(step: Step, newest: Manifest | None) -> str:
     time = newest.time if newest is not None else None
     at_ms = time.watermark_of(step.name) if time is not None else 0
-    if time is None or not _is_time(at_ms):
+    if time is None or at_ms <= 0:
         return ""
     return f"watermark {time_text(at_ms)}, {_behind(at_ms, time)}"
 

@@ -17,13 +17,14 @@ from benchmarks import profile_users
 from benchmarks.processors import OUTPUT_SCHEMA, STATE_SCHEMA, RunningTotalsVectorized
 from benchmarks.profile_users import longs
 from state_runtime import aggregates, windows
+from state_runtime.base.joining import JoinTerms
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
-from state_runtime.processors.builtin.interval_join import (
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import (
     LEFT_COLUMN,
     RIGHT_COLUMN,
     SIDE_COLUMN,
-    IntervalJoinOperator,
     plan_interval_join,
 )
 from state_runtime.processors.builtin.latest import LATEST, LatestBy
@@ -264,9 +265,7 @@ def _join() -> TaskWorkload:
         right_keys=("other",),
         left_time="left_ts",
         right_time="right_ts",
-        lower_us=0,
-        upper_us=2_000_000,
-        how="inner",
+        terms=JoinTerms(how="inner", lower_us=0, upper_us=2_000_000),
         uid="join",
     )
 

@@ -16,6 +16,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.base.joining import JoinTerms
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import called_at
@@ -785,7 +786,8 @@ class KeyedStream:
                 f"operator {uid!r}: event_time={event_time!r} of a {kind} join must be "
                 f"{' or '.join(sides) or 'left out'} (a row without a match has no time of the other side)"
             )
-        return self._then(IntervalJoinStep(uid, *range_us, kind, event_time), self._right_side(right, uid, right_keys))
+        terms = JoinTerms(how=kind, lower_us=range_us[0], upper_us=range_us[1])  # type: ignore[arg-type]
+        return self._then(IntervalJoinStep(uid, terms, event_time), self._right_side(right, uid, right_keys))
 
     def _right_side(self, right: Source | Stream | KeyedStream, uid: str, keys: Sequence[str]) -> Port:
         if not isinstance(right, Stream | KeyedStream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,11 @@ from state_runtime.pipeline.steps import steps_of
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["STEPS_CHARS_MAX", "StepRows"]
+__all__ = ["NAMES_BYTES_MAX", "StepRows"]
 
-STEPS_CHARS_MAX: Final = 20_000
-"""In the names of all steps and keys together: a heartbeat has at most 256 KiB, and is rewritten every few seconds. Of
-a pipeline with more nothing is told."""
+NAMES_BYTES_MAX: Final = 20_000
+"""Of the names of all steps and keys together, as the document writes them: a heartbeat has at most 256 KiB, or nobody
+can read it, and is rewritten every few seconds. Of a pipeline with more nothing is told."""
 _STEPS_MAX: Final = 300
 
 
@@ -41,8 +42,8 @@ class StepRows:
     def begun(pipeline: CompiledPipeline, last: Manifest) -> StepRows:
         """Return the steps of a run that begins with a snapshot, without rows."""
         steps = steps_of(pipeline.graph)
-        chars = sum(len(step.name) + sum(len(key) for port in step.keys for key in port) for step in steps)
-        if len(steps) > _STEPS_MAX or chars > STEPS_CHARS_MAX:
+        names = [name for step in steps for name in (step.name, *(key for port in step.keys for key in port))]
+        if len(steps) > _STEPS_MAX or sum(len(json.dumps(name)) for name in names) > NAMES_BYTES_MAX:
             return StepRows()
         stages, inputs = _counting(pipeline)
         counted = {*stages, *inputs, *(place for place, step in enumerate(steps) if step.kind == "sink")}

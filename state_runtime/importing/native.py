@@ -27,7 +27,7 @@ from state_runtime.importing.bootstrap import WriteCells, write_frame
 from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_unmoved, read_checkpoint
 from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators, refuse_plain
 from state_runtime.importing.native_queries import match_kept, read_of
-from state_runtime.importing.native_rows import rows_of_query
+from state_runtime.importing.native_rows import first_line, rows_of_query
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.graph import OperatorNode
 from state_runtime.pipeline.plan import JobPlan, Planned
@@ -181,7 +181,7 @@ def _metadata(spark: SparkSession, checkpoint: str) -> list[dict[str, Any]]:
         return [row.asDict() for row in spark.read.format("state-metadata").load(checkpoint).collect()]
     except PySparkException as error:
         raise InvalidData(
-            f"Spark cannot read the operators of {checkpoint}: {_first_line(error)}. It must have been written by "
+            f"Spark cannot read the operators of {checkpoint}: {first_line(error)}. It must have been written by "
             "Spark 4.0 or newer"
         ) from error
 
@@ -302,7 +302,7 @@ def _rows(
     try:
         frame = spark.read.format("statestore").options(**options).load(checkpoint)
     except PySparkException as error:
-        raise InvalidData(f"Spark cannot read state {name!r} in {checkpoint}: {_first_line(error)}") from error
+        raise InvalidData(f"Spark cannot read state {name!r} in {checkpoint}: {first_line(error)}") from error
     names = {role: shown for shown, role in layout.shown.roles().items()}
     where = f"operator {own.uid!r}, state {name!r}"
     columns = _selected(frame, "key", own.key_ddl, "key", names, f"{where}: its key")
@@ -342,10 +342,6 @@ def _selected(
     return [f"{path}.{quoted(name)} AS {quoted(names[role, name])}" for name, _ in wanted]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _frame(
     spark: SparkSession,
     checkpoint: str,
@@ -372,9 +368,7 @@ def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenT
     try:
         return write_frame(frame, layout, cells)
     except PySparkException as error:
-        raise InvalidData(
-            f"Spark cannot read {layout.versions.name} of the checkpoint: {_first_line(error)}"
-        ) from error
+        raise InvalidData(f"Spark cannot read {layout.versions.name} of the checkpoint: {first_line(error)}") from error
 
 
 def _source_logs(builder: SnapshotBuilder, native: NativeCheckpoint) -> list[FileEntry]:

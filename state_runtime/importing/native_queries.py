@@ -113,9 +113,10 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
     columns = {names["key", name]: kept.own_keys.get(name, "true") for name in own.key_schema.names}
     if own.key_schema.names != [ALL_ROWS] and set(own.key_schema.names) != set(kept.own_keys):
         raise InvalidConfiguration(f"operator {own.uid!r} has keys {own.key_schema.names}, and its query others")
-    if isinstance(own, SessionOperator):
-        buffers = tuple(column for each in kept.buffers.values() for column in each)
+    buffers = tuple(column for each in kept.buffers.values() for column in each)
+    if isinstance(own, SessionOperator | AggregateOperator):
         columns |= {names["value", slot]: sql for slot, sql in slots_of(own.plan, kept.buffers, own.uid).items()}
+    if isinstance(own, SessionOperator):
         columns[names["start", "window.start"]] = f"{kept.window}.start"
         columns[names["value", "window.end"]] = end = f"{kept.window}.end"
         columns[names["time", "due"]] = _ms_up_of_micros(f"unix_micros({end})")
@@ -129,8 +130,6 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
             is_session=True,
         )
     if isinstance(own, AggregateOperator):
-        buffers = tuple(column for each in kept.buffers.values() for column in each)
-        columns |= {names["value", slot]: sql for slot, sql in slots_of(own.plan, kept.buffers, own.uid).items()}
         if own.event_time:
             columns[names["time", "due"]] = _ms_up(kept.own_keys[own.event_time], own.key_schema, own.event_time)
         # The first form of Spark's has the keys before the buffers, too.

@@ -14,7 +14,7 @@ from state_runtime.reading.rows import RowLayout
 from state_runtime.spark.query_parts import NativeColumn
 from state_runtime.spark.sql import quoted
 
-__all__ = ["rows_of_query"]
+__all__ = ["first_line", "rows_of_query"]
 
 
 def rows_of_query(
@@ -32,8 +32,7 @@ def rows_of_query(
     try:
         frame = spark.read.format("statestore").options(**options).load(checkpoint)
     except PySparkException as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidData(f"Spark cannot read operator {number} of {checkpoint}: {told}") from error
+        raise InvalidData(f"Spark cannot read operator {number} of {checkpoint}: {first_line(error)}") from error
     where = f"operator {layout.operator.uid!r}"
     keys, values = (_columns(frame, name) for name in ("key", "value"))
     _check(keys, [read.keys], f"{where}: its key")
@@ -46,6 +45,11 @@ def rows_of_query(
     made = flat.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
     _check_types(made, layout, where)
     return made
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of Spark's says, without the plan below it."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _numbered(letter: str, count: int) -> list[str]:

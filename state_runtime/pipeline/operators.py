@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.base.joining import UNBOUNDED_US, Condition, SideName
+from state_runtime.base.joining import JoinTerms
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
@@ -147,28 +147,13 @@ class IntervalJoinStep:
         event_time: the side whose event time is that of the output, "left" or "right"; "": the output has none; "both":
             a query says itself which columns carry it.
         waits_ms: of a query how far the clock of its output is behind its own; None: as long as rows may wait.
-        has_equal_times: the times are keys, too.
-        undated: a side whose times carry no event time of their own: its rows are never late.
-        condition: on pairs of rows, beside keys and range.
-        when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
 
     uid: str
     kind: ClassVar[str] = "interval_join"
-    lower_us: int
-    upper_us: int
-    how: str
+    terms: JoinTerms
     event_time: str = ""
     waits_ms: int | None = None
-    has_equal_times: bool = False
-    undated: SideName | None = None
-    condition: Condition | None = None
-    when: tuple[str, str] = ("", "")
-
-    @property
-    def has_range(self) -> bool:
-        """Times decide which rows match."""
-        return self.lower_us != -UNBOUNDED_US or self.upper_us != UNBOUNDED_US
 
     @property
     def held_back_ms(self) -> int:
@@ -176,7 +161,7 @@ class IntervalJoinStep:
         with the time that it had."""
         if self.waits_ms is not None:
             return self.waits_ms
-        waits_us = {"": 0, "left": self.upper_us, "right": -self.lower_us}[self.event_time]
+        waits_us = {"": 0, "left": self.terms.upper_us, "right": -self.terms.lower_us}[self.event_time]
         return max(0, -(-waits_us // 1000))
 
 
@@ -352,7 +337,7 @@ def _interval_join(
 ) -> IntervalJoinOperator:
     times = [event_time_column(side) for side in sides]
     for name, time in zip(("left", "right"), times):
-        if not time and step.has_range:
+        if not time and step.terms.has_range:
             raise InvalidPipeline(
                 f"operator {step.uid!r}: the {name} stream of the join has no event time; call Spark's withWatermark "
                 "on it"
@@ -364,14 +349,8 @@ def _interval_join(
         right_keys=ports[1].keys,
         left_time=times[0],
         right_time=times[1],
-        lower_us=step.lower_us,
-        upper_us=step.upper_us,
-        how=step.how,
+        terms=step.terms,
         uid=step.uid,
-        has_equal_times=step.has_equal_times,
-        undated=step.undated,
-        condition=step.condition,
-        when=step.when,
     )
     states = {name: ddl(spark_schema_of(values)) for name, values in plan.state_values.items()}
     return IntervalJoinOperator(

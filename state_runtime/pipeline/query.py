@@ -307,18 +307,7 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
     if isinstance(part, Deduplicated):
         return DeduplicateStep(uid, part.within_watermark)
     if isinstance(part, Joined):
-        return IntervalJoinStep(
-            uid=uid,
-            lower_us=part.lower_us,
-            upper_us=part.upper_us,
-            how=part.how,
-            event_time="both",
-            waits_ms=part.held_back_ms,
-            has_equal_times=part.has_equal_times,
-            undated=part.undated,
-            condition=part.condition,
-            when=part.when,
-        )
+        return IntervalJoinStep(uid, part.terms, event_time="both", waits_ms=part.held_back_ms)
     assert isinstance(part, Processed)
     return ProcessorStep(
         uid=uid,

@@ -456,7 +456,7 @@ class _Cutting:
         catalyst, bounds = self._catalyst, bounds_of(self._catalyst, node)
         if not self._asked.allow_unbounded:
             check_is_bounded(bounds, node)
-        asked = PairConditions(catalyst, self._texts, node, bounds.how, bounds.others)
+        asked = PairConditions(catalyst, self._texts, node, bounds)
         says = self._says(bounds.keys[0])
         other = [self._texts.of(key) for key in bounds.keys[1]]
         inputs: list[int] = []
@@ -490,14 +490,8 @@ class _Cutting:
                 is_ambiguous=_are_twice(says.values()) or is_ambiguous,
                 kept=KeptInPlan(number, "symmetricHashJoin", [], {}),
                 right_keys=tuple(says),
-                how=bounds.how,
-                lower_us=bounds.lower_us,
-                upper_us=bounds.upper_us,
+                terms=asked.terms,
                 held_back_ms=bounds.held_back_ms,
-                has_equal_times=bounds.has_equal_times,
-                undated=bounds.undated,
-                condition=asked.condition,
-                when=asked.when,
             )
         )
         above = partial(catalyst.filter, bounds.condition) if bounds.condition is not None else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.base.joining import UNBOUNDED_US, Column, Combined, Compared, Condition, How, SideName
+from state_runtime.base.joining import UNBOUNDED_US, Column, Combined, Compared, Condition, How, JoinTerms, SideName
 from state_runtime.spark.catalyst import WINDOW_END, Catalyst, id_of, is_marked, is_window
 from state_runtime.spark.jvm import items, kind_of
 from state_runtime.spark.query_text import Texts, digest_of
@@ -34,21 +34,15 @@ class Bounds:
     Attributes:
         keys: pairwise equal expressions of the left side and of the right one.
         times: the event times of both sides; None: the side has none.
-        lower_us, upper_us: of the right time minus the left one, both included; -UNBOUNDED_US, UNBOUNDED_US: no end.
-        has_equal_times: the event times are among the keys.
-        undated: a side whose key carries no event time, as the other side's does.
+        terms: without the conditions beside keys and range.
         held_back_ms: how far Spark's watermark behind the join is behind that of its inputs.
         condition: of an inner join, to be looked at once more for each pair of rows; None if keys and range say all.
         others: of other joins, the conditions beside keys and range.
     """
 
-    how: How
+    terms: JoinTerms
     keys: tuple[Sequence[Any], Sequence[Any]]
     times: tuple[Any, Any]
-    lower_us: int
-    upper_us: int
-    has_equal_times: bool
-    undated: SideName | None
     held_back_ms: int
     condition: Any
     others: tuple[Any, ...]
@@ -82,14 +76,17 @@ def bounds_of(catalyst: Catalyst, join: Any) -> Bounds:
         lower_us, upper_us, times = 0, 0, same[0]
     condition = join.condition().get() if how == "inner" and others else None
     left, right = (catalyst.field_of(t, WINDOW_END) if t is not None and is_window(t) else t for t in times)
-    return Bounds(
+    terms = JoinTerms(
         how=how,
-        keys=(left_keys, right_keys),
-        times=(left, right),
         lower_us=lower_us,
         upper_us=upper_us,
         has_equal_times=bool(same),
         undated=_undated(same[0]) if same else None,
+    )
+    return Bounds(
+        terms=terms,
+        keys=(left_keys, right_keys),
+        times=(left, right),
         held_back_ms=_held_back_ms(catalyst, sides, catalyst.all_of(ranges)) if ranges else 0,
         condition=condition,
         others=() if how == "inner" else others,
@@ -102,8 +99,7 @@ def check_is_bounded(bounds: Bounds, join: Any) -> None:
     Raises:
         InvalidPipeline: it does; the message says how to bound it.
     """
-    ends = {"left": bounds.upper_us == UNBOUNDED_US, "right": bounds.lower_us == -UNBOUNDED_US}
-    endless = [side for side, is_endless in ends.items() if is_endless]
+    endless = [side for side in _SIDES if bounds.terms.stays_ms(side) is None]
     if endless:
         raise InvalidPipeline(
             f"a join of two streams by {_told(join)} has no bound in time: rows of its {' and '.join(endless)} side "
@@ -119,32 +115,28 @@ class PairConditions:
 
     Attributes:
         columns: expressions that each side's rows need, by the names of their columns.
-        when: of each side the column that says which of its rows may match at all; "": all.
-        condition: on pairs; None: there is none.
+        terms: those of the join, with its conditions.
     """
 
-    def __init__(self, catalyst: Catalyst, texts: Texts, join: Any, how: str, others: Sequence[Any]) -> None:
+    def __init__(self, catalyst: Catalyst, texts: Texts, join: Any, bounds: Bounds) -> None:
         self._catalyst = catalyst
         self._texts = texts
         self._ids = [frozenset(map(id_of, items(side.output()))) for side in items(join.children())]
         self.columns: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        self.when = ("", "")
-        self.condition: Condition | None = None
         alone: tuple[list[Any], list[Any]] = ([], [])
         pairs = []
-        outer = ({"left-outer", "full-outer"}, {"right-outer", "full-outer"})
-        for part in others:
+        for part in bounds.others:
             side = self._side_of(part)
-            if side is not None and how in outer[side]:
+            if side is not None and bounds.terms.is_outer(_SIDES[side]):
                 alone[side].append(part)
             else:
                 pairs.append(self._condition(part))
-        if pairs:
-            self.condition = pairs[0] if len(pairs) == 1 else Combined("and", tuple(pairs))
+        condition = None if not pairs else pairs[0] if len(pairs) == 1 else Combined("and", tuple(pairs))
         left, right = (
             self._column(side, catalyst.all_of(parts)) if parts else None for side, parts in enumerate(alone)
         )
-        self.when = (left.name if left else "", right.name if right else "")
+        when = (left.name if left else "", right.name if right else "")
+        self.terms = replace(bounds.terms, condition=condition, when=when)
 
     def _side_of(self, expression: Any) -> int | None:
         """Return the side whose columns are all that an expression reads; None if it reads both or draws numbers."""
@@ -156,7 +148,7 @@ class PairConditions:
     def _column(self, side: int, expression: Any) -> Column:
         name = f"{'lr'[side]}_if_{digest_of(self._texts.of(expression))}_{len(self.columns[side])}"
         self.columns[side][name] = expression
-        return Column("right" if side else "left", name)
+        return Column(_SIDES[side], name)
 
     def _condition(self, expression: Any) -> Condition:
         side = self._side_of(expression)
@@ -177,6 +169,7 @@ class PairConditions:
         )
 
 
+_SIDES: Final[tuple[SideName, SideName]] = ("left", "right")
 _COMBINED: Final = {"And": "and", "Or": "or", "Not": "not"}
 _COMPARED: Final = {
     "EqualTo": "=",

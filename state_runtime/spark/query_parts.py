@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from state_runtime.base.joining import Condition, How, SideName
+from state_runtime.base.joining import JoinTerms
 
 __all__ = [
     "Called",
@@ -166,27 +166,16 @@ class Deduplicated(Stateful):
 
 @dataclass(frozen=True, kw_only=True)
 class Joined(Stateful):
-    """A join of two streams on equal keys, with event times in [left + lower, left + upper].
+    """A join of two streams on equal keys.
 
     Attributes:
         right_keys: pairwise equal with `keys`.
-        lower_us, upper_us: -UNBOUNDED_US, UNBOUNDED_US: the range has no such end.
         held_back_ms: how far the watermark of its output is behind its own.
-        has_equal_times: the event times are among the keys.
-        undated: a side whose key carries no event time, as the other side's does.
-        condition: on pairs of rows, beside keys and range.
-        when: of each side the boolean column without which a row matches nothing; "": there is none.
     """
 
     right_keys: tuple[str, ...]
-    how: How
-    lower_us: int
-    upper_us: int
+    terms: JoinTerms
     held_back_ms: int
-    has_equal_times: bool = False
-    undated: SideName | None = None
-    condition: Condition | None = None
-    when: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from state_runtime.base.joining import JoinTerms
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.interval_join_plan import (
@@ -280,7 +281,7 @@ def test_the_interval_join_is_sparks(
     sides = [pa.schema(list(zip(names[s], types, strict=True))) for s in "lr"]
     plan = plan_interval_join(
         sides[0].set(0, pa.field("k", pa.string())), sides[1], left_keys=["k"], right_keys=["r_k"],
-        left_time="l_t", right_time="r_t", lower_us=lower_us, upper_us=upper_us, how=how, uid="join",
+        left_time="l_t", right_time="r_t", terms=JoinTerms(how=how, lower_us=lower_us, upper_us=upper_us), uid="join",  # type: ignore[arg-type]
     )  # fmt: skip
     ours = Driven(IntervalJoinOperator("join", ("k",), "k string", plan, dict.fromkeys((LEFT, RIGHT), ""), 7))
     null_times = pairs = alone = 0

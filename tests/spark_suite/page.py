@@ -14,7 +14,7 @@ __all__ = ["PAGE", "section_of", "written"]
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 BEGIN = "<!-- tests/spark_suite/page.py writes what follows -->\n"
 END = "<!-- until here -->\n"
-KINDS = ("run", "run in part", "refused", "differs", "not run")
+KINDS = ("run", "run in part", "refused", "not run")
 
 
 def _tests(suite: Suite) -> dict[str, list[Case]]:
@@ -26,8 +26,6 @@ def _tests(suite: Suite) -> dict[str, list[Case]]:
 
 
 def _kind(cases: Sequence[Case]) -> str:
-    if any(case.differs for case in cases):
-        return "differs"
     refused = [bool(case.refused) for case in cases]
     return "refused" if all(refused) else "run in part" if any(refused) else "run"
 
@@ -47,13 +45,13 @@ def _numbers() -> Iterator[str]:
 
 
 def _refused() -> Iterator[str]:
-    """Words of a refusal, or a difference, and the tests."""
+    """Words of a refusal, and the tests."""
     found: dict[str, list[str]] = defaultdict(list)
     for suite in SUITES:
         for test, cases in _tests(suite).items():
-            for words in dict.fromkeys(word for case in cases for word in (case.refused, case.differs) if word):
+            for words in dict.fromkeys(case.refused for case in cases if case.refused):
                 found[words].append(f"{suite.name.removeprefix('Streaming').removesuffix('Suite')}: {test}")
-    yield "| refused with these words, or differs in this | tests |"
+    yield "| refused with these words | tests |"
     yield "|---|---|"
     for words, tests in found.items():
         yield f"| {words} | {len(tests)}: {'; '.join(tests)} |"

@@ -155,7 +155,6 @@ class Case:
         says: the words of an error, if that is what the test asserts.
         says_here: the words of ours, if it has others.
         refused: the words by which `job.query` refuses what the test asks for, today.
-        differs: in what our rows differ from Spark's, today.
         conf: settings of the session.
         no_data_batches: `spark.sql.streaming.noDataMicroBatches.enabled`.
         quick: it is in `make test`.
@@ -170,7 +169,6 @@ class Case:
     says: Sequence[str] = ()
     says_here: Sequence[str] = ()
     refused: str = ""
-    differs: str = ""
     conf: Mapping[str, str] = field(default_factory=dict)
     no_data_batches: bool = True
     quick: bool = False

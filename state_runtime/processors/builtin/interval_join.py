@@ -9,8 +9,8 @@ behaviour is that of Spark's stream-stream join, batch for batch:
   with each other; only then is state removed. So a row that arrives with its time already past still meets the stored
   rows.
 - A left row is removed when `watermark - upper` has passed its time, a right row when `watermark + lower` has; Spark
-  removes one millisecond later than necessary, and so does Stillstate (`JoinSide.stays_ms`). Without such an end of the
-  range it stays for ever.
+  removes one millisecond later than necessary, and so does Stillstate (`JoinTerms.stays_ms`). Without such an end of
+  the range it stays for ever.
 - Outer: a row of the side that never matched is emitted, with nulls for the other side, when it is removed; one that a
   condition on its side alone rules out comes at once, and does not wait.
 - Left semi: a left row is emitted once, with its first match, and does not wait any more.
@@ -325,7 +325,7 @@ class IntervalJoinOperator(WokenWhenDue):
             group = self._groups(rows)[at]
             yield from self._with_nulls(side, self._picked(side, rows, structs, at, group, micros, keep & never))
             keep &= ~never
-        if valid is not None and self.plan.has_range:
+        if valid is not None and self.plan.terms.has_range:
             keep &= valid
         no_key = np.zeros(rows.groups, dtype=np.bool_)
         for key in rows.keys:
@@ -417,9 +417,9 @@ class IntervalJoinOperator(WokenWhenDue):
         if len(left) == 0 or len(right) == 0:
             return
         index = index or _TimeIndex(right)
-        begin, counts = index.ranges(left, self.plan.lower_us, self.plan.upper_us)
+        begin, counts = index.ranges(left, self.plan.terms.lower_us, self.plan.terms.upper_us)
         hits = np.flatnonzero(counts)
-        condition = self.plan.condition
+        condition = self.plan.terms.condition
         if condition is None:
             left.now[hits] = True
             if self.plan.is_semi:

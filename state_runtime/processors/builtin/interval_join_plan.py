@@ -10,7 +10,7 @@ from typing import Final, get_args
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.base.joining import UNBOUNDED_US, Condition, How, SideName, columns_of
+from state_runtime.base.joining import UNBOUNDED_US, How, JoinTerms, SideName, columns_of
 from state_runtime.processors.event_time import check_event_time
 
 __all__ = [
@@ -33,11 +33,6 @@ RIGHT_COLUMN = "__stillstate_right"
 MATCHED = "__stillstate_matched"
 """Value column of the state of an outer side: whether the row has been emitted with a match."""
 
-_OUTER: Final[Mapping[SideName, frozenset[str]]] = {
-    "left": frozenset({"left-outer", "full-outer"}),
-    "right": frozenset({"right-outer", "full-outer"}),
-}
-
 
 @dataclass(frozen=True)
 class JoinSide:
@@ -48,7 +43,7 @@ class JoinSide:
         struct: the input's column with the side's other columns than keys.
         columns: those columns.
         time: the one with event time; "": the side has none.
-        when: a boolean one; rows for which it is not true match nothing, and do not wait. "": there is none.
+        when: see `JoinTerms`.
         is_outer: rows without a match are emitted, with nulls for the other side.
         drops_late: rows at or below the watermark are late.
         stays_ms: how long after its own time a row is removed, in event time; None: never.
@@ -73,12 +68,6 @@ class IntervalJoinPlan:
         keys: key columns, named as on the left side.
         left, right: the other columns of each side, which the input's structs hold.
         left_time, right_time: names of the event-time columns among them; "": the side has none.
-        lower_us, upper_us: the range of `right time - left time`, both ends included, in microseconds; from
-            -UNBOUNDED_US, or to UNBOUNDED_US: it has no such end.
-        undated: a side whose times carry no event time of their own: its rows are never late.
-        has_equal_times: the range is 0 as the times are keys, and not by a comparison.
-        condition: on pairs of rows, beside keys and range.
-        left_when, right_when: boolean columns of outer sides (`JoinSide.when`).
     """
 
     keys: pa.Schema
@@ -86,42 +75,26 @@ class IntervalJoinPlan:
     right: pa.Schema
     left_time: str
     right_time: str
-    lower_us: int
-    upper_us: int
-    how: How
-    has_equal_times: bool = False
-    undated: SideName | None = None
-    condition: Condition | None = None
-    left_when: str = ""
-    right_when: str = ""
+    terms: JoinTerms
 
     @cached_property
     def sides(self) -> Mapping[SideName, JoinSide]:
         """Both streams."""
-        left = (LEFT_COLUMN, self.left, self.left_time, self.left_when)
-        right = (RIGHT_COLUMN, self.right, self.right_time, self.right_when)
+        left = (LEFT_COLUMN, self.left, self.left_time, self.terms.when[0])
+        right = (RIGHT_COLUMN, self.right, self.right_time, self.terms.when[1])
         return {
-            "left": JoinSide("left", 0, *left, *self._behaviour("left", self.upper_us)),
-            "right": JoinSide("right", 1, *right, *self._behaviour("right", -self.lower_us)),
+            "left": JoinSide("left", 0, *left, *self._fate("left")),
+            "right": JoinSide("right", 1, *right, *self._fate("right")),
         }
 
-    def _behaviour(self, side: SideName, apart_us: int) -> tuple[bool, bool, int | None]:
-        """Return the last fields of a `JoinSide`, by how much later than a row the last one may be that matches it.
-
-        A watermark forgets what is at or below it; by a comparison of times Spark forgets a millisecond later.
-        """
-        stays_ms = None if apart_us == UNBOUNDED_US else (0 if self.has_equal_times else 1) - (-apart_us // 1000)
-        return self.how in _OUTER[side], self.undated != side, stays_ms
+    def _fate(self, side: SideName) -> tuple[bool, bool, int | None]:
+        """Return the last fields of a `JoinSide`: what becomes of its rows."""
+        return self.terms.is_outer(side), self.terms.undated != side, self.terms.stays_ms(side)
 
     @property
     def is_semi(self) -> bool:
         """Left rows are emitted once, with their first match, and nothing of the right side."""
-        return self.how == "left-semi"
-
-    @property
-    def has_range(self) -> bool:
-        """Times decide which rows match; so a row without a time matches nothing."""
-        return self.lower_us != -UNBOUNDED_US or self.upper_us != UNBOUNDED_US
+        return self.terms.how == "left-semi"
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -144,11 +117,12 @@ class IntervalJoinPlan:
     def modes(self) -> str:
         """The settings that cannot change while there is state: stored rows hold when they are due, their time, and
         whether they matched."""
-        if not self.has_range:
-            return f"{self.how}, at any time"
-        lower = "any time before" if self.lower_us == -UNBOUNDED_US else f"{self.lower_us}"
-        upper = "any" if self.upper_us == UNBOUNDED_US else f"{self.upper_us}"
-        return f"{self.how}, {self.right_time} from {lower} to {upper} µs after {self.left_time}"
+        terms = self.terms
+        if not terms.has_range:
+            return f"{terms.how}, at any time"
+        lower = "any time before" if terms.lower_us == -UNBOUNDED_US else f"{terms.lower_us}"
+        upper = "any" if terms.upper_us == UNBOUNDED_US else f"{terms.upper_us}"
+        return f"{terms.how}, {self.right_time} from {lower} to {upper} µs after {self.left_time}"
 
 
 def _nullable(columns: pa.Schema) -> pa.Schema:
@@ -163,14 +137,8 @@ def plan_interval_join(
     right_keys: Sequence[str],
     left_time: str,
     right_time: str,
-    lower_us: int,
-    upper_us: int,
-    how: str,
+    terms: JoinTerms,
     uid: str,
-    has_equal_times: bool = False,
-    undated: SideName | None = None,
-    condition: Condition | None = None,
-    when: tuple[str, str] = ("", ""),
 ) -> IntervalJoinPlan:
     """Check a join on the schemas of its inputs.
 
@@ -178,18 +146,17 @@ def plan_interval_join(
         left, right: all columns of the two streams.
         left_keys, right_keys: equally many, in the same order.
         left_time, right_time: "": the side has no event time; then the range has no end on either side.
-        when: of each side a boolean column (`JoinSide.when`).
 
     Raises:
         InvalidPipeline: a column is missing, has another type than its counterpart or a name twice in the output, or
             the range is empty.
     """
     where = f"operator {uid!r}, interval join"
-    if how not in get_args(How):
-        raise InvalidPipeline(f"{where}: how={how!r}; there are {', '.join(map(repr, get_args(How)))}")
-    if lower_us > upper_us:
+    if terms.how not in get_args(How):
+        raise InvalidPipeline(f"{where}: how={terms.how!r}; there are {', '.join(map(repr, get_args(How)))}")
+    if terms.lower_us > terms.upper_us:
         raise InvalidPipeline(
-            f"{where}: the range is empty: its lower end lies {lower_us - upper_us} µs above its upper end"
+            f"{where}: the range is empty: its lower end lies {terms.lower_us - terms.upper_us} µs above its upper end"
         )
     if len(left_keys) != len(right_keys) or not left_keys:
         raise InvalidPipeline(
@@ -201,7 +168,7 @@ def plan_interval_join(
             raise InvalidPipeline(
                 f"{where}: the {side} side has no key column {missing[0]!r}; it has {', '.join(schema.names)}"
             )
-        if time or upper_us != UNBOUNDED_US or lower_us != -UNBOUNDED_US:
+        if time or terms.has_range:
             check_event_time(schema, time, f"{where}, {side} side")
         if time in names:
             raise InvalidPipeline(
@@ -220,16 +187,9 @@ def plan_interval_join(
         right=pa.schema([f for f in right if f.name not in right_keys]),
         left_time=left_time,
         right_time=right_time,
-        lower_us=lower_us,
-        upper_us=upper_us,
-        how=how,  # type: ignore[arg-type]  # checked above
-        has_equal_times=has_equal_times,
-        undated=undated,
-        condition=condition,
-        left_when=when[0],
-        right_when=when[1],
+        terms=terms,
     )
-    for column in columns_of(condition) if condition is not None else ():
+    for column in columns_of(terms.condition) if terms.condition is not None else ():
         if plan.sides[column.side].columns.get_field_index(column.name) < 0:
             raise InvalidPipeline(f"{where}: its condition reads {column.name!r}, and its {column.side} side has none")
     names = [name.lower() for name in plan.output_schema.names]

@@ -19,6 +19,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import aggregates
+from state_runtime.base.joining import JoinTerms
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
@@ -276,8 +277,8 @@ UNITED = pa.schema(
 
 def joins_operators() -> tuple[Operator, ...]:
     plan = plan_interval_join(
-        LEFT, RIGHT, left_keys=["k"], right_keys=["k"], left_time="l_at", right_time="r_at", lower_us=-3_000_000,
-        upper_us=4_000_000, how="left-outer", uid="matches",
+        LEFT, RIGHT, left_keys=["k"], right_keys=["k"], left_time="l_at", right_time="r_at",
+        terms=JoinTerms(how="left-outer", lower_us=-3_000_000, upper_us=4_000_000), uid="matches",
     )  # fmt: skip
     ddl = {"left": "`g` string, `l_n` bigint, `l_at` timestamp", "right": "`r_n` bigint, `r_at` timestamp"}
     join = IntervalJoinOperator("matches", ("k",), "`k` string", plan, ddl, 4)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from state_runtime.base.progress import Progress
-from state_runtime.driver.step_rows import STEPS_CHARS_MAX, StepRows
+from state_runtime.driver.step_rows import NAMES_BYTES_MAX, StepRows
 from state_runtime.pipeline.graph import Edge, Graph, OperatorNode, Port, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, OperatorEntry, StagedFile
@@ -97,20 +97,23 @@ def test_state_that_a_run_begins_with_is_told_only_where_it_is_known() -> None:
 def test_a_pipeline_too_large_for_a_heartbeat_is_not_told() -> None:
     """The heartbeat itself matters more: without it a run counts as dead."""
     many = pipeline(SOURCE, *(operator(f"o{n}", n) for n in range(400)))
-    long = pipeline(SourceNode("x" * STEPS_CHARS_MAX, None), operator("a", 0))
+    long = pipeline(SourceNode("x" * NAMES_BYTES_MAX, None), operator("a", 0))
     for each in (many, long):
         told = StepRows.begun(each, EMPTY)
         assert told.after([task(0, 1)]).steps == ()
 
 
 def test_the_largest_steps_fit_into_a_heartbeat() -> None:
-    """In JSON a letter outside ASCII takes six bytes, and a number twenty."""
+    """In JSON a letter outside ASCII takes six bytes or twelve, and a number twenty."""
     from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
     from state_runtime.snapshot.document import encode_document
 
-    nodes = [SourceNode("ü" * (STEPS_CHARS_MAX - 2_400), None), *(operator(f"op-{n:03}", n) for n in range(299))]
+    others = [operator(f"op-{n:03}", n) for n in range(299)]
+    nodes = [SourceNode("\N{GRINNING FACE}" * ((NAMES_BYTES_MAX - 3_400) // 12), None), *others]
     steps = StepRows.begun(pipeline(*nodes), EMPTY).steps
     assert len(steps) == 300
+    more = SourceNode("\N{GRINNING FACE}" * (NAMES_BYTES_MAX // 12), None)
+    assert StepRows.begun(pipeline(more, *others), EMPTY).steps == ()
     full = tuple(replace(s, rows=1 << 63, late_rows=1 << 63, state_rows=1 << 63) for s in steps)
     status = RunStatus(
         term=1,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from state_runtime.base.joining import JoinTerms
 from state_runtime.pipeline.operators import IntervalJoinStep
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, ClockInputs, Clocks, WatermarkColumn
 from state_runtime.processors.builtin.interval_join_plan import LEFT_COLUMN, RIGHT_COLUMN
@@ -71,7 +72,9 @@ class Join:
     @property
     def step(self) -> IntervalJoinStep:
         how = "left-outer" if self.is_outer else "inner"
-        return IntervalJoinStep(self.uid, self.lower_ms * 1000, self.upper_ms * 1000, how, self.event_time)
+        return IntervalJoinStep(
+            self.uid, JoinTerms(how=how, lower_us=self.lower_ms * 1000, upper_us=self.upper_ms * 1000), self.event_time
+        )
 
     def pair(self, left: Row, right: Row) -> Row | None:
         if left[0] != right[0] or not left[1] + self.lower_ms <= right[1] <= left[1] + self.upper_ms:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.joining import JoinTerms
 from state_runtime.changelog.rows import encode_columns
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.inflight_fit import OperatorReads, refuse_misfits
@@ -110,8 +111,8 @@ def vectorized(processor: Any, event_time: str = "") -> Operator:
 def join() -> Operator:
     right = pa.schema([("k", pa.string()), ("r_at", AT)])
     plan = plan_interval_join(
-        STORED, right, left_keys=["k"], right_keys=["k"], left_time="at", right_time="r_at", lower_us=0, upper_us=9,
-        how="inner", uid="legs",
+        STORED, right, left_keys=["k"], right_keys=["k"], left_time="at", right_time="r_at",
+        terms=JoinTerms(how="inner", lower_us=0, upper_us=9), uid="legs",
     )  # fmt: skip
     return IntervalJoinOperator("legs", ("k",), "`k` string", plan, {"left": "", "right": ""}, 10)
 

@@ -27,7 +27,7 @@ from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
 from state_runtime.pipeline.staged import StagedFiles, staged_outputs
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import manifest_path, named_for, segment_path
 from state_runtime.snapshot.term_files import claim_term
 from state_runtime.store import LocalStore, open_store
@@ -275,6 +275,21 @@ def test_an_epoch_without_rows_is_staged_for_whoever_wants_to_be_told(tmp_path: 
     assert not foreach_epoch(print).spec("job", "0" * 32, "calls", (url, {})).empty_epochs
 
 
+def gone_back(job: Job, target: Manifest, way: str) -> Manifest:
+    """Go back to a snapshot, by `rollback` or by a start from it; returns what is the newest then."""
+    catalog = Catalog.of_root(job.root, job.clock)
+    if way == "rollback":
+        plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
+        execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
+    else:
+        beginning = StartPosition(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
+        beginning.look()
+        beginning.open(lambda info: target, host="h", pid=1)
+    found = catalog.latest()
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("newest", ["a checkpoint", "a checkpoint that was settled in part", "a fencing snapshot"])
 @pytest.mark.parametrize("way", ["rollback", "start"])
 def test_going_back_names_no_output_for_publishing_that_was_published_and_removed(
@@ -296,16 +311,7 @@ def test_going_back_names_no_output_for_publishing_that_was_published_and_remove
         job.committer.commit(replace(target, epoch=3, outputs=(stage(spec, 3, [("a", 2)]),)))
         sink.settle(spec, output if newest == "a checkpoint" else replace(output, files=output.files[1:]))
     job.root.put(manifest_path(job.committer.last.snapshot_id), b"")
-    catalog = Catalog.of_root(job.root, job.clock)
-    if way == "rollback":
-        plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
-        execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
-    else:
-        beginning = StartPosition(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
-        beginning.look()
-        beginning.open(lambda info: target, host="h", pid=1)
-    found = catalog.latest()
-    assert found is not None
+    found = gone_back(job, target, way)
     assert found.outputs == (target.outputs if newest == "a fencing snapshot" else ())
     assert all(job.root.exists(file.staged) for output in found.outputs for file in output.files)
     for output in found.outputs:
@@ -324,16 +330,7 @@ def test_a_staged_file_that_was_lost_is_never_taken_as_delivered(tmp_path: Path,
     job.start()
     job.root.put(manifest_path(job.committer.last.snapshot_id), b"")
     job.root.delete(output.files[1].staged)
-    catalog = Catalog.of_root(job.root, job.clock)
-    if way == "rollback":
-        plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
-        execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
-    else:
-        beginning = StartPosition(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
-        beginning.look()
-        beginning.open(lambda info: target, host="h", pid=1)
-    found = catalog.latest()
-    assert found is not None
+    found = gone_back(job, target, way)
     assert found.outputs == target.outputs
     with pytest.raises(MissingFile, match=r"epoch 2.*--from-snapshot"):
         sink.publish_again(spec, output, spark=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ from model import HashOf, Key, canonical_key, colliding, examples, hash_function
 from sliced import in_slices, now_whole_now_sliced
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
-from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How, SideName
+from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How, JoinTerms, SideName
 from state_runtime.processors.builtin import interval_join
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.interval_join_plan import (
@@ -62,6 +62,7 @@ Row = tuple[Key, int | None]
 Pair = tuple[int | None, int | None]
 
 
+TERMS = JoinTerms(how="inner", lower_us=0, upper_us=0)
 ASKED = Compared("=", Column("left", "l_half"), Column("right", "r_half"))
 
 
@@ -85,14 +86,16 @@ def operator_of(
         right_keys=["r_name", "r_score"],
         left_time="l_at",
         right_time="r_at",
-        lower_us=lower_us,
-        upper_us=upper_us,
-        how=how,
+        terms=JoinTerms(
+            how=how,  # type: ignore[arg-type]
+            lower_us=lower_us,
+            upper_us=upper_us,
+            has_equal_times=equal[0],
+            undated=equal[1],
+            condition=ASKED if is_asked else None,
+            when=(when[0], when[1]),
+        ),
         uid="join",
-        has_equal_times=equal[0],
-        undated=equal[1],
-        condition=ASKED if is_asked else None,
-        when=(when[0], when[1]),
     )
     ddl = dict.fromkeys((LEFT, RIGHT), "")
     return IntervalJoinOperator("join", ("name", "score"), "name string, score double", plan, ddl, rows_per_batch)
@@ -517,8 +520,11 @@ def test_a_manifest_says_what_cannot_change() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"how": "outer"}, "how='outer'; there are 'inner', 'left-outer', 'right-outer', 'full-outer', 'left-semi'"),
-        ({"lower_us": 2, "upper_us": 1}, "the range is empty: its lower end lies 1 µs above"),
+        (
+            {"terms": replace(TERMS, how="outer")},
+            "how='outer'; there are 'inner', 'left-outer', 'right-outer', 'full-outer', 'left-semi'",
+        ),
+        ({"terms": replace(TERMS, lower_us=2, upper_us=1)}, "the range is empty: its lower end lies 1 µs above"),
         ({"left_keys": ["name"]}, "1 keys on the left, 2 on the right"),
         ({"left_keys": [], "right_keys": []}, "0 keys on the left, 0 on the right"),
         ({"right_keys": ["r_name", "nobody"]}, "the right side has no key column 'nobody'"),
@@ -533,7 +539,7 @@ def test_a_join_that_cannot_run_is_refused_before_it_starts(changes: dict[str, A
     """Each message says what to change."""
     good: dict[str, Any] = {
         "left": LEFT_SCHEMA, "right": RIGHT_SCHEMA, "left_keys": ["name", "score"], "right_keys": ["r_name", "r_score"],
-        "left_time": "l_at", "right_time": "r_at", "lower_us": 0, "upper_us": 0, "how": "inner", "uid": "join",
+        "left_time": "l_at", "right_time": "r_at", "terms": TERMS, "uid": "join",
     }  # fmt: skip
     plan_interval_join(**good)
     with pytest.raises(InvalidPipeline) as refused:
