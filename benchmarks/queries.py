@@ -1,8 +1,8 @@
 """`python -m benchmarks.queries`: a plain query beside the same pipeline written in steps.
 
 Jobs over the same files, in turns: windows in append mode and running sums, by `job.query`, by steps, and by steps with a
-projection before the sink. A query always ends with one, for the names of its columns; behind it a sink has a step of Spark's
-of its own, where it else shares its operator's. By the processor's time of driver, Java and workers together and by the clock.
+projection before the sink. A query ends with one, for the names of its columns; where it gives no more than names, the operator
+writes its rows under them itself, and Spark runs no step for it. By the processor's time of driver, Java and workers together and by the clock.
 Prints one table and writes benchmarks/results/queries.json.
 """
 
