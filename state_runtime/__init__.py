@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from state_runtime.job import JobContext, StreamingJob
     from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
     from state_runtime.processors.declared import aggregates, windows
+    from state_runtime.processors.user.connected import ConnectedBatch
     from state_runtime.processors.user.keyed_batch import KeyedBatch
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.spark.session import build_session
 
 __all__ = [
+    "ConnectedBatch",
     "JobContext",
     "JobSettings",
     "KeyedBatch",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ConnectedBatch": "state_runtime.processors.user.connected",
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
     "KeyedBatch": "state_runtime.processors.user.keyed_batch",

@@ -16,7 +16,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.base.joining import JoinTerms
+from state_runtime.base.joining import UNBOUNDED_US, JoinTerms
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import called_at
@@ -38,6 +38,7 @@ from state_runtime.pipeline.graph import (
 )
 from state_runtime.pipeline.operators import (
     AggregateStep,
+    AsOfJoinStep,
     DeduplicateStep,
     IntervalJoinStep,
     LatestByStep,
@@ -54,12 +55,13 @@ from state_runtime.pipeline.sources import Source
 from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
+from state_runtime.processors.operator import LATE, LATE_OF_SIDE
 from state_runtime.processors.user.vectorized import VectorizedProcessor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid
 from state_runtime.store import open_store
 
-__all__ = ["JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
+__all__ = ["ConnectedStreams", "JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
 
 _JOINS = {
     **dict.fromkeys(("left", "leftouter", "left_outer"), "left-outer"),
@@ -258,6 +260,27 @@ class StreamingJob:
         others = {name: each for name, each in streams.items() if not isinstance(each, Stream | KeyedStream)}
         query = SqlQuery(text, others)
         return self.query(query, output_mode=output_mode, names=names, allow_unbounded=allow_unbounded, **own)
+
+    def connect(self, **streams: KeyedStream) -> ConnectedStreams:
+        """Bring two keyed streams of this job together for one processor: rows of both with equal keys meet, and share
+        the key's state.
+
+        Args:
+            streams: by the names that the processor has for them (`batch.input(name)`).
+
+        Example:
+            job.connect(orders=orders.key_by("currency"), rates=rates.key_by("code")).process(
+                Enrich(), "id long, euros double", uid="enrich", outputs={"unknown": "id long"}
+            )
+        """
+        if len(streams) != 2:
+            raise InvalidPipeline(f"connect() takes two streams by name, and got {len(streams)}")
+        for name, stream in streams.items():
+            if not isinstance(stream, KeyedStream):
+                raise InvalidPipeline(f"connect(): {check_uid(name, 'input name')} must be a stream with key_by(…)")
+            if stream._pipeline is not self._pipeline:  # noqa: SLF001 - of this module
+                raise InvalidPipeline(f"connect(): {name} is a stream of another job")
+        return ConnectedStreams(streams)
 
     def plan(self) -> JobPlan:
         """Return the job as written so far, as a value of which a run, a bootstrap and an import are made.
@@ -478,6 +501,27 @@ class Stream:
         rows = (self._rows, *(other._rows for other in others))  # noqa: SLF001 - of this class
         return Stream(self._pipeline, self._pipeline.add(SegmentNode(rows, step)))
 
+    def output(self, name: str) -> Stream:
+        """The rows of a side output of the operator that this stream comes from.
+
+        Every operator that goes by event time has "late": the rows that it dropped as late, in the columns of its
+        input. A window's late rows are those that come too late for all of their windows. A join has "late_left" and
+        "late_right". Further ones are those that `process(…, outputs=…)` declares. What comes from a side output has no
+        event time: its rows are late for whatever follows.
+
+        Example:
+            hourly = flights.key_by("origin").window(windows.tumbling("1 hour"), uid="hourly", n=aggregates.count())
+            hourly.write(ParquetSink("/data/hourly"))
+            hourly.output("late").write(ParquetSink("/data/late"))
+        """
+        node = self._pipeline.graph.nodes[self._rows.node]
+        if not isinstance(node, OperatorNode) or self._rows.output:
+            raise InvalidPipeline(
+                f"output({name!r}) is read of an operator's stream, such as that of window() or process(), before any "
+                "other step"
+            )
+        return Stream(self._pipeline, replace(self._rows, output=check_uid(name, "output name")))
+
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Add a sink to the stream, and return the stream.
 
@@ -642,22 +686,28 @@ class KeyedStream:
         _check_aggregates(uid, aggregates)
         return self._then(AggregateStep(uid, dict(aggregates), mode))
 
-    def process(self, processor: VectorizedProcessor, output_schema: T.StructType | str, *, uid: str) -> Stream:
+    def process(
+        self,
+        processor: VectorizedProcessor,
+        output_schema: T.StructType | str,
+        *,
+        uid: str,
+        outputs: Mapping[str, T.StructType | str] | None = None,
+    ) -> Stream:
         """Run a `VectorizedProcessor`: the rows and the state of all keys at once, in Arrow and numpy.
 
         Args:
             processor: an instance; every task gets a fresh copy.
             output_schema: StructType or DDL.
             uid: stable name of the operator: its state belongs to it.
+            outputs: schemas of side outputs, by name: `process` then returns a mapping, in which "" is the main output,
+                and `.output(name)` reads them.
+
+        Example:
+            checked = orders.key_by("shop").process(Check(), "id long", uid="check", outputs={"unknown": "id long"})
+            checked.output("unknown").write(ParquetSink("/data/unknown"))
         """
-        check_uid(uid, "operator uid")
-        if not isinstance(processor, VectorizedProcessor):
-            raise InvalidPipeline(
-                f"operator {uid!r}: process() needs an instance of a VectorizedProcessor, not "
-                f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to "
-                "transform_with_state()"
-            )
-        return self._then(VectorizedStep(uid, processor, output_schema))
+        return self._then(_vectorized_step(processor, output_schema, uid, outputs))
 
     def latest_by(
         self, order: str | Sequence[str], *columns: str, uid: str, ascending: bool | Sequence[bool] = False
@@ -789,6 +839,45 @@ class KeyedStream:
         terms = JoinTerms(how=kind, lower_us=range_us[0], upper_us=range_us[1])  # type: ignore[arg-type]
         return self._then(IntervalJoinStep(uid, terms, event_time), self._right_side(right, uid, right_keys))
 
+    def as_of_join(
+        self,
+        right: Source | Stream | KeyedStream,
+        *,
+        uid: str,
+        how: str = "left",
+        tolerance: str | None = None,
+        right_keys: tuple[str, ...] | list[str] = (),
+    ) -> Stream:
+        """Give each row of this stream the newest row of a second one with the same key, as of its own event time:
+        `pandas.merge_asof` over streams, a temporal join.
+
+        Vectorised. The second stream is a history: a row of it holds for its key from its event time until the next
+        one. Both streams need event time. A row is emitted once, when the watermark has reached its time, since an
+        earlier version may come until then; so the result does not depend on the order in which rows come. State keeps
+        the rows that wait, and of each key the newest version. Emits this stream's columns, then the right one's
+        without its keys; this stream's event time stays the event time.
+
+        A right stream that seldom has rows holds the watermark back: read it with `idle_after`.
+
+        Args:
+            right: the second stream, as of `interval_join`.
+            how: "left" (without a version: nulls) or "inner".
+            tolerance: how old a version may be at most, such as "1 day"; by default it holds for ever.
+            right_keys: its key columns, if they have other names and it has no keys yet.
+
+        Example:
+            rated = orders.key_by("currency").as_of_join(rates.key_by("currency"), uid="rated", tolerance="7 days")
+        """
+        check_uid(uid, "operator uid")
+        kind = _JOINS.get(how.lower(), how.lower())
+        if kind not in ("inner", "left-outer"):
+            raise InvalidPipeline(f"operator {uid!r}: as_of_join(how={how!r}) must be left or inner")
+        tolerance_us = UNBOUNDED_US if tolerance is None else parse_duration_us(tolerance)
+        if tolerance_us < 0:
+            raise InvalidPipeline(f"operator {uid!r}: tolerance={tolerance!r} must not be negative")
+        terms = JoinTerms(how=kind, lower_us=-tolerance_us, upper_us=0)  # type: ignore[arg-type]
+        return self._then(AsOfJoinStep(uid, terms), self._right_side(right, uid, right_keys))
+
     def _right_side(self, right: Source | Stream | KeyedStream, uid: str, keys: Sequence[str]) -> Port:
         if not isinstance(right, Stream | KeyedStream):
             rows = self._pipeline.add(SourceNode(f"{uid}.right", right))
@@ -844,6 +933,48 @@ class KeyedStream:
             initial_state=initial_state,
         )
         return self._then(step)
+
+
+class ConnectedStreams:
+    """Two keyed streams whose rows with equal keys go to one processor."""
+
+    def __init__(self, streams: Mapping[str, KeyedStream]) -> None:
+        self._streams = dict(streams)
+
+    def process(
+        self,
+        processor: VectorizedProcessor,
+        output_schema: T.StructType | str,
+        *,
+        uid: str,
+        outputs: Mapping[str, T.StructType | str] | None = None,
+    ) -> Stream:
+        """Run a `VectorizedProcessor` on the rows of both streams; see `KeyedStream.process`.
+
+        Its batches are `ConnectedBatch`es: `batch.keys` has the keys of both inputs, `batch.input(name)` the rows of
+        one. In time mode "event" late rows of either are dropped; they are the outputs "late_left" and "late_right" of
+        the first and the second stream.
+        """
+        first, second = self._streams.values()
+        step = _vectorized_step(processor, output_schema, uid, outputs)
+        port = Port(second._rows, second._keys)  # noqa: SLF001 - of this module
+        return first._then(replace(step, inputs=tuple(self._streams)), port)  # noqa: SLF001 - of this module
+
+
+def _vectorized_step(
+    processor: Any, output_schema: T.StructType | str, uid: str, outputs: Mapping[str, T.StructType | str] | None
+) -> VectorizedStep:
+    check_uid(uid, "operator uid")
+    if not isinstance(processor, VectorizedProcessor):
+        raise InvalidPipeline(
+            f"operator {uid!r}: process() needs an instance of a VectorizedProcessor, not "
+            f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to "
+            "transform_with_state()"
+        )
+    for name in outputs or {}:
+        if check_uid(name, "output name") in (LATE, *LATE_OF_SIDE):
+            raise InvalidPipeline(f"operator {uid!r}: the output {name!r} has the late rows; choose another name")
+    return VectorizedStep(uid, processor, output_schema, dict(outputs or {}))
 
 
 def _no_such_step(stream: Stream | KeyedStream, name: str) -> AttributeError:

@@ -36,6 +36,7 @@ def explain(
     """
     from state_runtime.base.errors import JobNotFound
     from state_runtime.pipeline.graph import SourceNode
+    from state_runtime.pipeline.side_outputs import with_side_outputs
     from stillstate.orchestration.running.run import build_job, plan_with_spark
     from stillstate.orchestration.show.pipeline import explained, pipeline_json, pipeline_table, pipeline_text
 
@@ -44,7 +45,7 @@ def explain(
     plan = build_job(found, spec.file.parent).plan()
     if plan.has_queries:
         plan = plan_with_spark(found, plan)
-    graph = plan.graph
+    graph = with_side_outputs(plan.graph)
     try:
         newest = catalog_of(found).latest()
     except JobNotFound:

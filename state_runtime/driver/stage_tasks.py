@@ -143,6 +143,7 @@ class StageTasks:
             entry=next((e for e in context.entries if e.uid == uid), None),
             sinks=tuple(context.sinks[name] for name in stage.sinks),
             written=stage.written,
+            sides=stage.sides,
             versions=shards.versions.get(uid, UNKNOWN_VERSIONS),
             trusted=shards.trusted.get(uid, frozenset()),
             emit=stage.emit,

@@ -17,13 +17,14 @@ from pyspark.sql.functions import col, lit
 
 from state_runtime.pipeline.watermark import watermark_columns
 from state_runtime.processors.builtin.aggregate import AggregateOperator
+from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
 from state_runtime.processors.builtin.deduplicate import Deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import SIDE_COLUMN
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.builtin.windows import WindowOperator
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.sides import SIDE_COLUMN
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.spark.columns import CONDITION_COLUMN
@@ -124,11 +125,13 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
         found += [name for name in operator.plan.columns if name.startswith(CONDITION_COLUMN)]
     if isinstance(operator, WindowOperator | SessionOperator):
         found.append(operator.time_column)
-    if isinstance(operator, IntervalJoinOperator):
+    if isinstance(operator, IntervalJoinOperator | AsOfJoinOperator):
         found.append(SIDE_COLUMN)
     if isinstance(operator, StatefulProcessorOperator):
         found.append(operator.event_time_column)
-    if isinstance(operator, VectorizedOperator):
+    if isinstance(operator, VectorizedOperator) and operator.inputs:
+        found.append(SIDE_COLUMN)
+    elif isinstance(operator, VectorizedOperator):
         found.append(operator.event_time)
         if isinstance(operator.processor, Deduplicate):
             found.append(operator.processor.event_time)

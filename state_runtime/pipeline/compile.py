@@ -39,13 +39,16 @@ from state_runtime.pipeline.operators import (
 from state_runtime.pipeline.output_layout import OutputLayout, refuse_layouts_beside
 from state_runtime.pipeline.partial_rows import PartialRows, partial_rows
 from state_runtime.pipeline.repeatable import warn_if_cut_by_epochs, warn_if_unrepeatable
+from state_runtime.pipeline.side_outputs import OutputStep, side_schemas
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn
-from state_runtime.processors.operator import Operator
+from state_runtime.processors.operator import LATE, Operator
 from state_runtime.processors.renamed import Renamed
+from state_runtime.processors.side_outputs import SideOutputs
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
+from state_runtime.spark.arrow import spark_schema_of
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.plans import has_python, job_watch
 from state_runtime.spark.sql import quoted
@@ -124,6 +127,7 @@ class Stage:
         partial: how Spark can aggregate its rows before the shuffle, if it can.
         node: index in the graph of its operator, or of the node that its sinks read.
         written: the columns that the sinks get, and of which of the output they are made; None: the output.
+        sides: the side outputs that later nodes read; None: none.
     """
 
     operator: Operator | None
@@ -136,6 +140,7 @@ class Stage:
     input: T.StructType = field(default_factory=T.StructType)
     node: int = 0
     written: Renamed | None = None
+    sides: SideOutputs | None = None
 
     @property
     def sink_schema(self) -> pa.Schema:
@@ -352,7 +357,8 @@ class _Compiling:
         self._has_other_python |= has_python(made)
         _check_names(made.schema, node.code.where)
         self._schemas[index] = made.schema
-        self._updates[index] = next(filter(None, (self._updates[n] for n in before)), "")
+        is_side = isinstance(node.code, OutputStep) and node.code.output != ""
+        self._updates[index] = "" if is_side else next(filter(None, (self._updates[n] for n in before)), "")
         self._inputs[index] = self._inputs_of(node)
 
     def operator(self, index: int, node: OperatorNode) -> None:
@@ -369,18 +375,25 @@ class _Compiling:
             raise self._with_remedy(error, node) from error
         if given_up:
             self._dropped[node.uid] = given_up
-        self._schemas[index] = output_schema(step, operator, given)
+        self._schemas[index] = main = output_schema(step, operator, given)
+        _check_names(main, f"step {type(step).__name__}")
+        side_outputs = None
+        if node.sides:
+            read_sides = side_schemas(node, operator, given, sides)
+            side_outputs = SideOutputs(arrow_schema(main), {n: arrow_schema(each) for n, each in read_sides.items()})
+            structs = spark_schema_of(side_outputs.schema).fields[len(main.fields) :]
+            self._schemas[index] = T.StructType([*main.fields, *structs])
         initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
         self._has_other_python |= initial is not None and has_python(initial)
-        names = columns_read(operator)
+        # Late rows are given as they came.
+        names = columns_read(operator) if LATE not in node.sides else tuple(chosen.schema.names)
         reads = chosen.select(names)
         read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
         refuse_collations(chosen.told(read), f"operator {node.uid!r}")
-        partial = partial_rows(operator, chosen.schema)
+        partial = partial_rows(operator, chosen.schema) if LATE not in node.sides else None
         for n in before:
             self._reads.by(n, () if sides is not None else reads)
-        self._stage(index, operator, read, reads, initial=initial, partial=partial)
-        _check_names(self._schemas[index], f"step {type(step).__name__}")
+        self._stage(index, operator, read, reads, initial=initial, partial=partial, sides=side_outputs)
 
     def _with_remedy(self, error: NoEventTime, node: OperatorNode) -> InvalidPipeline:
         before = self._inputs_of(node).operators
@@ -474,13 +487,24 @@ class _Compiling:
         *,
         initial: DataFrame | None = None,
         partial: PartialRows | None = None,
+        sides: SideOutputs | None = None,
     ) -> None:
         """Add a node's stage: all rows for its sinks, and for the nodes that read it, go through it."""
         names, emit = tuple(node.name for node in self.graph.sinks(index)), bool(self.graph.readers(index))
-        stage = Stage(
-            operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
+        self._stages.append(
+            Stage(
+                operator,
+                names,
+                self._schemas[index],
+                emit,
+                initial,
+                input=read,
+                reads=reads,
+                partial=partial,
+                node=index,
+                sides=sides,
+            )
         )
-        self._stages.append(stage)
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:

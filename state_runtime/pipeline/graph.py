@@ -8,7 +8,7 @@ line of the job's own code that a node comes from, if it is known. See docs/desi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from state_runtime.base.errors import InvalidPipeline
@@ -26,6 +26,7 @@ __all__ = [
     "SourceNode",
     "check_graph",
     "is_given",
+    "rewired",
 ]
 
 
@@ -130,6 +131,7 @@ class OperatorNode:
 
     Attributes:
         ports: one, or several, as a join has. The operator's clock is the lowest of their clocks.
+        sides: the side outputs that are read, once its rows are taken apart (`pipeline/side_outputs.py`).
         says: of an operator of a query the expressions of its keys, which its state belongs to.
         kept: of an operator of a query, returns how the engine's own streaming keeps its state; for imports.
     """
@@ -137,6 +139,7 @@ class OperatorNode:
     step: Any
     ports: tuple[Port, ...]
     at: str = ""
+    sides: tuple[str, ...] = ()
     says: Mapping[str, str] = field(default_factory=dict)
     kept: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
 
@@ -197,6 +200,15 @@ class Graph:
         return tuple(node for node in self.nodes if isinstance(node, SinkNode) and node.input.node == index)
 
 
+def rewired(node: Node, edge_of: Callable[[Edge], Edge]) -> Node:
+    """Return a node whose inputs are other edges."""
+    if isinstance(node, SegmentNode | QueryNode):
+        return replace(node, inputs=tuple(map(edge_of, node.inputs)))
+    if isinstance(node, OperatorNode):
+        return replace(node, ports=tuple(replace(port, input=edge_of(port.input)) for port in node.ports))
+    return node if isinstance(node, SourceNode) else replace(node, input=edge_of(node.input))
+
+
 def check_graph(graph: Graph) -> None:
     """Check that each node reads earlier nodes only, and that no two nodes have the same name.
 
@@ -231,6 +243,10 @@ def _check_edge(graph: Graph, index: int, edge: Edge) -> None:
         )
     if isinstance(before := graph.nodes[edge.node], SinkNode):
         raise InvalidPipeline(f"{name} reads {_name(before)}, and a sink gives no rows; read what the sink is fed from")
+    if edge.output and not isinstance(before, OperatorNode):
+        raise InvalidPipeline(
+            f"{name} reads the output {edge.output!r} of {_name(before)}, which has its main output only"
+        )
 
 
 def _taken(node: SourceNode | OperatorNode | SinkNode) -> str:

@@ -1,4 +1,4 @@
-"""The input of an interval join: two streams as one, in the layout of `processors/builtin/interval_join.py`."""
+"""The input of a join: two streams as one, in the layout of `processors/sides.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode
 from state_runtime.pipeline.key_names import way_to_key
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
-from state_runtime.processors.builtin.interval_join_plan import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.sql import quoted, type_sql
 
 __all__ = ["Sides", "lone_join"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
@@ -25,15 +25,17 @@ from state_runtime.pipeline.odd_times import hour_that_comes_twice
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import plan_interval_join
+from state_runtime.processors.builtin.interval_join_plan import check_keys_match, plan_interval_join
 from state_runtime.processors.builtin.latest import LATEST, plan_latest
 from state_runtime.processors.builtin.window_state import WINDOW, OutputMode
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.connected import connected_input
 from state_runtime.processors.user.handle import DeclaringHandle, check_state_name, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
@@ -44,6 +46,7 @@ from state_runtime.state.table import StateSchema, Time
 
 __all__ = [
     "AggregateStep",
+    "AsOfJoinStep",
     "DeduplicateStep",
     "IntervalJoinStep",
     "LatestByStep",
@@ -54,6 +57,7 @@ __all__ = [
     "WindowStep",
     "build_operator",
     "output_schema",
+    "parse_schema",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -116,6 +120,8 @@ class VectorizedStep:
     kind: ClassVar[str] = "process"
     processor: VectorizedProcessor
     output_schema: T.StructType | str
+    outputs: Mapping[str, T.StructType | str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,19 @@ class IntervalJoinStep:
         return max(0, -(-waits_us // 1000))
 
 
+@dataclass(frozen=True)
+class AsOfJoinStep:
+    """Rows of the left stream, each with the newest row of the right one with an equal key, as of its own time.
+
+    Attributes:
+        terms: "inner" or "left-outer"; the range goes from minus the tolerance to 0.
+    """
+
+    uid: str
+    kind: ClassVar[str] = "as_of_join"
+    terms: JoinTerms
+
+
 JoinedSides: TypeAlias = tuple[T.StructType, T.StructType]
 """The columns of both sides of a join."""
 
@@ -174,7 +193,14 @@ class NoEventTime(InvalidPipeline):
 
 
 OperatorStep: TypeAlias = (
-    ProcessorStep | AggregateStep | WindowStep | VectorizedStep | LatestByStep | DeduplicateStep | IntervalJoinStep
+    ProcessorStep
+    | AggregateStep
+    | WindowStep
+    | VectorizedStep
+    | LatestByStep
+    | DeduplicateStep
+    | IntervalJoinStep
+    | AsOfJoinStep
 )
 
 
@@ -208,17 +234,21 @@ def build_operator(
         return _aggregate(step, keys, schema), none
     if isinstance(step, WindowStep):
         return _window(step, keys, schema), none
-    if isinstance(step, IntervalJoinStep):
+    if isinstance(step, IntervalJoinStep | AsOfJoinStep):
         assert sides is not None
-        return _interval_join(step, node.ports, keys, sides, settings), none
-    return _vectorized(step, keys, schema, settings), none
+        return _join(step, node.ports, keys, sides, settings), none
+    operator = _vectorized(step, keys, schema, settings)
+    if sides is not None and isinstance(step, VectorizedStep):
+        operator = _connected(step, operator, node.ports, sides)
+    return operator, none
 
 
 def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -> T.StructType:
     """Return an operator's output schema, with the mark on the column that carries event time, if it has one.
 
-    A join's output has one if the step says whose: rows come long after their own time, so operators behind it must go
-    by a clock that is held back (`IntervalJoinStep.held_back_ms`).
+    An interval join's output has one if the step says whose: rows come long after their own time, so operators behind
+    it must go by a clock that is held back (`IntervalJoinStep.held_back_ms`). An as-of join's rows come when the
+    watermark has reached their time, as windows do.
 
     Args:
         given: the operator's input.
@@ -250,6 +280,8 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
     ):
         plan = operator.plan
         marked, metadata = plan.left_time if step.event_time == "left" else plan.right_time, {DELAY_METADATA: 0}
+    elif isinstance(operator, AsOfJoinOperator):
+        marked, metadata = operator.plan.left_time, {DELAY_METADATA: 0}
     else:
         return schema
     fields = [
@@ -332,9 +364,13 @@ def _needed_event_time(uid: str, schema: T.StructType, who_needs: str) -> str:
     raise NoEventTime(f"operator {uid!r}: {who_needs} a column with event time")
 
 
-def _interval_join(
-    step: IntervalJoinStep, ports: tuple[Port, ...], keys: T.StructType, sides: JoinedSides, settings: JobSettings
-) -> IntervalJoinOperator:
+def _join(
+    step: IntervalJoinStep | AsOfJoinStep,
+    ports: tuple[Port, ...],
+    keys: T.StructType,
+    sides: JoinedSides,
+    settings: JobSettings,
+) -> IntervalJoinOperator | AsOfJoinOperator:
     times = [event_time_column(side) for side in sides]
     for name, time in zip(("left", "right"), times):
         if not time and step.terms.has_range:
@@ -352,13 +388,15 @@ def _interval_join(
         terms=step.terms,
         uid=step.uid,
     )
-    states = {name: ddl(spark_schema_of(values)) for name, values in plan.state_values.items()}
-    return IntervalJoinOperator(
+    is_as_of = isinstance(step, AsOfJoinStep)
+    values = {name: side.columns for name, side in plan.sides.items()} if is_as_of else plan.state_values
+    made = AsOfJoinOperator if is_as_of else IntervalJoinOperator
+    return made(
         uid=step.uid,
         key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         plan=plan,
-        state_ddl=states,
+        state_ddl={name: ddl(spark_schema_of(columns)) for name, columns in values.items()},
         output_rows_per_batch=settings.output_rows_per_batch,
     )
 
@@ -380,7 +418,7 @@ def _vectorized(
         kind, processor = "vectorized", step.processor
         states, times, ttl_ms = _states_of(step)
         output = _declared_output(step)
-        if time_mode_of(processor, step.uid) != "event":
+        if time_mode_of(processor, step.uid) != "event" or step.inputs:
             event_time = ""
         else:
             event_time = _needed_event_time(step.uid, schema, 'time_mode "event" needs')
@@ -417,7 +455,29 @@ def _vectorized(
         ttl_ms=ttl_ms,
         event_time=event_time,
         modes=modes,
+        outputs=_declared_sides(step) if isinstance(step, VectorizedStep) else {},
     )
+
+
+def _connected(
+    step: VectorizedStep, operator: VectorizedOperator, ports: tuple[Port, ...], sides: JoinedSides
+) -> VectorizedOperator:
+    """Return an operator that knows the streams that it connects."""
+    schemas = [arrow_schema(side) for side in sides]
+    check_keys_match(schemas[0], schemas[1], ports[0].keys, ports[1].keys, f"operator {step.uid!r}, connect()")
+    times = ["", ""]
+    if time_mode_of(step.processor, step.uid) == "event":
+        times = [event_time_column(side) for side in sides]
+        for side, time in zip(sides, times):
+            if time:
+                _check_in_time(step.uid, side, time)
+        if not any(times):
+            raise NoEventTime(f'operator {step.uid!r}: time_mode "event" needs a column with event time')
+    inputs = {
+        name: connected_input(number, schemas[number], ports[number].keys, times[number])
+        for number, name in enumerate(step.inputs)
+    }
+    return replace(operator, inputs=inputs)
 
 
 def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str, Time], dict[str, int]]:
@@ -566,6 +626,17 @@ def arrow_schema(schema: T.StructType) -> pa.Schema:
     """Return a schema as state and output hold it."""
     nullable = T.StructType([T.StructField(f.name, f.dataType, True) for f in schema.fields])
     return arrow_schema_of(nullable)
+
+
+def _declared_sides(step: VectorizedStep) -> dict[str, pa.Schema]:
+    """Return the schemas of the side outputs that a step declares, by name."""
+    made = {}
+    for name, declared in step.outputs.items():
+        what = f"output {name!r} of operator {step.uid!r}"
+        schema = parse_schema(declared, what)
+        refuse_collations(schema, what)
+        made[name] = arrow_schema(schema)
+    return made
 
 
 _KEY_TYPES = (

@@ -17,6 +17,7 @@ from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.graph import Graph, OperatorNode, QueryNode, SourceNode, check_graph
 from state_runtime.pipeline.query import with_queries
+from state_runtime.pipeline.side_outputs import with_side_outputs
 from state_runtime.pipeline.sources import OpenedSources, open_sources
 from state_runtime.store import Store
 
@@ -59,10 +60,12 @@ class JobPlan:
         return any(isinstance(node, QueryNode) for node in self.graph.nodes)
 
     def expanded(self, spark: SparkSession) -> JobPlan:
-        """Return the plan with the nodes of each query in its place; raises the errors of `with_queries`."""
-        if not self.has_queries:
-            return self
-        return replace(self, graph=with_queries(spark, self.name, self.graph, self.settings))
+        """Return the plan as a run compiles it: side outputs are nodes, and so is what each query is made of; raises
+        the errors of `with_queries`."""
+        graph = with_side_outputs(self.graph)
+        if self.has_queries:
+            graph = with_queries(spark, self.name, graph, self.settings)
+        return self if graph is self.graph else replace(self, graph=graph)
 
     def opened_sources(self, spark: SparkSession) -> OpenedSources:
         """Return the streaming frames; raises the errors of `open_sources`."""
@@ -93,6 +96,3 @@ def refuse_unsupported(graph: Graph) -> None:
             is_unread = not graph.readers(index) and not graph.sinks(index)
             if isinstance(each, SourceNode) and is_unread and len(sources) > 1:
                 raise InvalidPipeline(f"no step reads source {each.name!r}; remove its read(), or write it somewhere")
-            for edge in each.inputs:
-                if edge.output:
-                    raise InvalidPipeline(f"the output {edge.output!r} is read, and a step has its main output only")

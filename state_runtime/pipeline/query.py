@@ -21,7 +21,17 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import schema_of_rows
-from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, QueryNode, SegmentNode, SourceNode
+from state_runtime.pipeline.graph import (
+    Edge,
+    Graph,
+    Node,
+    OperatorNode,
+    Port,
+    QueryNode,
+    SegmentNode,
+    SourceNode,
+    rewired,
+)
 from state_runtime.pipeline.operators import (
     AggregateStep,
     DeduplicateStep,
@@ -206,12 +216,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 def _moved(node: Node, places: Mapping[int, int]) -> Node:
     """Return a node that reads its inputs at their new places."""
-
-    if isinstance(node, SegmentNode | QueryNode):
-        return replace(node, inputs=tuple(_moved_edge(edge, places) for edge in node.inputs))
-    if isinstance(node, OperatorNode):
-        return replace(node, ports=tuple(replace(port, input=_moved_edge(port.input, places)) for port in node.ports))
-    return node if isinstance(node, SourceNode) else replace(node, input=_moved_edge(node.input, places))
+    return rewired(node, lambda edge: _moved_edge(edge, places))
 
 
 def _moved_edge(edge: Edge, places: Mapping[int, int]) -> Edge:

@@ -21,7 +21,7 @@ from typing import Literal
 from pyspark.sql import types as T
 
 from state_runtime.pipeline.graph import is_given
-from state_runtime.processors.builtin.interval_join_plan import LEFT_COLUMN, RIGHT_COLUMN
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
 from state_runtime.spark.columns import DELAY_METADATA
 from state_runtime.spark.watermarks import WatermarkNode

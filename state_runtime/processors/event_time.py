@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.processors.grouping import GroupedRows, filter_rows
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import ShardResult
 from state_runtime.state.table import Mask
 
 __all__ = ["check_event_time", "drop_late", "is_late", "micros_of", "millis_up", "nullable_millis", "plus"]
@@ -66,13 +67,12 @@ def is_late(times: pa.Array, late_watermark_ms: int) -> Mask:
     return late if valid is None else late & valid
 
 
-def drop_late(rows: GroupedRows, column: str, late_watermark_ms: int) -> tuple[GroupedRows, int]:
-    """Return the rows that are not late (`is_late`), and the number of late ones."""
+def drop_late(rows: GroupedRows, column: str, late_watermark_ms: int, result: ShardResult) -> GroupedRows:
+    """Return the rows that are not late (`is_late`); the late ones go to the result."""
     if not column or rows.groups == 0:
-        return rows, 0
+        return rows
     late = is_late(rows.rows.column(column), late_watermark_ms)
-    dropped = int(np.count_nonzero(late))
-    return (filter_rows(rows, ~late), dropped) if dropped else (rows, 0)
+    return result.on_time(rows, late)
 
 
 def nullable_millis(millis: Times, valid: Mask | None) -> pa.Array:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
-from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.grouping import GroupedRows, filter_rows
 from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.state.changed_rows import Changed
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema
+from state_runtime.state.table import Mask, Positions, StateSchema
 
-__all__ = ["EpochClock", "Operator", "RowSlice", "ShardResult", "TimeDomain", "WokenWhenDue"]
+__all__ = ["LATE", "LATE_OF_SIDE", "EpochClock", "Operator", "RowSlice", "ShardResult", "TimeDomain", "WokenWhenDue"]
+
+LATE: Final = "late"
+"""The side output with the rows of the input that were dropped as late."""
+LATE_OF_SIDE: Final = ("late_left", "late_right")
+"""The same of a join, for each of its inputs."""
 
 TimeDomain = Literal["", "processing", "event"]
 
@@ -77,6 +82,8 @@ class ShardResult:
             state, and returns the same rows from where they are held; None holds all of them here.
         rows_added: live state rows gained minus lost; removals that were not looked up are not counted.
         late_rows: input rows dropped as late.
+        sides: set before `outputs` is drained by a caller that wants rows of side outputs: by their names, those that
+            were given since it was looked at last; None: nothing reads any.
         due_taken: per state with an index by time, the bound (ms, inclusive) up to which the operator took due rows.
             Each of these rows was removed or got another time, else it would never be processed again.
     """
@@ -86,7 +93,26 @@ class ShardResult:
     hold: Callable[[str, pa.RecordBatch], pa.RecordBatch] | None = None
     rows_added: int = 0
     late_rows: int = 0
+    sides: dict[str, list[pa.RecordBatch]] | None = None
     due_taken: dict[str, int] = field(default_factory=dict)
+
+    def give(self, output: str, rows: Callable[[], pa.RecordBatch]) -> None:
+        """Give rows to a side output, which are made only if something reads it."""
+        if self.sides is not None and output in self.sides:
+            self.sides[output].append(rows())
+
+    def on_time(self, rows: GroupedRows, late: Mask, behind: Positions | None = None) -> GroupedRows:
+        """Return the rows that are not late; the late ones are counted, and given to their side output.
+
+        Args:
+            behind: of partial rows the numbers of rows that they stand for; those are no rows to be given.
+        """
+        if not bool(late.any()):
+            return rows
+        self.late_rows += int((late if behind is None else behind[late]).sum())
+        if behind is None:
+            self.give(LATE, lambda: rows.rows.filter(pa.array(late)))
+        return filter_rows(rows, ~late)
 
 
 class WokenWhenDue:

@@ -217,7 +217,7 @@ def _outputs(
             return
         if piece.begins_pass and number and changes.seal():
             seen = changes.on_top(reader)
-        part = ShardResult(iter(()))
+        part = ShardResult(iter(()), sides=result.sides)
         emitted = body(piece.rows, seen, part, due=False)
         if emits_anew and piece.goes_on:
             for _ in emitted:  # draining it fills the result
@@ -227,7 +227,7 @@ def _outputs(
         _take(part, changes, result)
         if piece.is_last:
             changes.seal()
-            part = ShardResult(iter(()))
+            part = ShardResult(iter(()), sides=result.sides)
             yield from body(without_rows(piece.rows), changes.on_top(reader), part, due=True)
             _take(part, changes, result)
     changes.seal()

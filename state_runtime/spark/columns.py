@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CONDITION_COLUMN", "DELAY_METADATA", "HASH_COLUMN", "INITIAL_COLUMN", "SEQUENCE_COLUMN", "WAKE_SEQUENCE"]
+__all__ = [
+    "CONDITION_COLUMN",
+    "DELAY_METADATA",
+    "HASH_COLUMN",
+    "INITIAL_COLUMN",
+    "OUTPUT_COLUMN",
+    "SEQUENCE_COLUMN",
+    "WAKE_SEQUENCE",
+]
 
 DELAY_METADATA = "spark.watermarkDelayMs"
 """Metadata of a column that carries event time: the allowed delay."""
@@ -10,6 +18,8 @@ DELAY_METADATA = "spark.watermarkDelayMs"
 HASH_COLUMN = "__stillstate_hash"
 SEQUENCE_COLUMN = "__stillstate_sequence"
 INITIAL_COLUMN = "__stillstate_initial"
+OUTPUT_COLUMN = "__stillstate_output_"
+"""Prefix of the names of the columns with rows of side outputs (processors/side_outputs.py)."""
 CONDITION_COLUMN = "__stillstate_where_"
 """Prefix of the names of the columns that aggregates with a condition read, numbered (pipeline/conditions.py)."""
 

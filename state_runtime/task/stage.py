@@ -35,6 +35,7 @@ from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.builtin.partial_rows import are_partial
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.renamed import Renamed
+from state_runtime.processors.side_outputs import SideOutputs
 from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.snapshot.shard_versions import NO_VERSION, UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.spark.errors import marked
@@ -90,6 +91,7 @@ class StageTask:
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: limits of its tasks in this epoch.
         written: what the sinks get of the operator's output; None: all.
+        sides: the side outputs of the operator that something reads; None: its main output alone.
         one_task: the limits, if the one task of the stage has the rows of all shards (task/single_task.py); None: each
             task has the rows of one shard.
     """
@@ -112,6 +114,7 @@ class StageTask:
     budget: StageBudget = NO_LIMITS
     one_task: SingleTaskLimits | None = None
     written: Renamed | None = None
+    sides: SideOutputs | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap()
@@ -186,7 +189,7 @@ class StageTask:
             held = HeldChanges(folder, SYSTEM_IDS, operator.uid, access.hash_range, self._sends(operator.uid, access))
             result.hold = held.keep
             try:
-                for batch in result.outputs:
+                for batch in result.outputs if self.sides is None else self.sides.of(result):
                     for staging in stagings:
                         staging.write(batch if self.written is None else self.written.of(batch))
                     if self.emit and batch.num_rows:

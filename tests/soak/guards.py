@@ -57,6 +57,7 @@ class Guard:
 _BATCH_BOOK = "tests/state_runtime/driver/test_batch_progress.py::"
 _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
 _DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
+_AS_OF = "tests/state_runtime/processors/test_processors_as_of_join.py::"
 _QUERIES = "tests/state_runtime/pipeline/test_compatibility.py::"
 _OF_SPARK = "tests/spark/test_queries.py::"
 _CLOCKS = "tests/state_runtime/pipeline/test_clocks.py::"
@@ -541,6 +542,41 @@ GUARDS: tuple[Guard, ...] = (
         f"{_OF_SPARK}test_what_is_not_supported_is_refused_by_name_before_anything_is_written",
     ),
     Guard(
+        "as-of-newest-version-stays",
+        "state_runtime/processors/builtin/as_of_join.py",
+        "stays[reached[is_newest]] = True",
+        "pass",
+        f"{_AS_OF}test_the_join_is_two_lists",
+    ),
+    Guard(
+        "as-of-obsolete-versions-go",
+        "state_runtime/processors/builtin/as_of_join.py",
+        "gone[reached] = True",
+        "pass",
+        f"{_AS_OF}test_the_join_is_two_lists",
+    ),
+    Guard(
+        "as-of-version-is-of-the-key",
+        "state_runtime/processors/builtin/as_of_join.py",
+        "newest[found[~is_its]] = -1",
+        "pass",
+        f"{_AS_OF}test_the_join_is_two_lists",
+    ),
+    Guard(
+        "late-partial-rows-are-no-rows",
+        "state_runtime/processors/operator.py",
+        "if behind is None:",
+        "if True:",
+        "tests/state_runtime/processors/test_side_outputs.py::test_partial_rows_are_counted_as_late_and_not_given",
+    ),
+    Guard(
+        "late-rows-are-not-aggregated-by-spark",
+        "state_runtime/pipeline/compile.py",
+        "partial_rows(operator, chosen.schema) if LATE not in node.sides else None",
+        "partial_rows(operator, chosen.schema)",
+        "tests/spark/test_side_outputs.py::test_late_rows_come_as_they_were_though_spark_aggregates_the_others",
+    ),
+    Guard(
         "query-condition-of-a-join-says-what-it-is",
         "state_runtime/spark/query_cut.py",
         '" AND ".join(map(self._texts.of, bounds.others))',
@@ -557,8 +593,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "join-null-keys-match-nothing",
         "state_runtime/processors/builtin/interval_join.py",
-        "group = np.where(no_key[group], rows.groups + side.number, group)",
-        "group = group",
+        "np.where(no_key, rows.groups + side.number, given.group)",
+        "given.group",
         "tests/state_runtime/processors/test_processors_interval_join.py::test_the_join_is_two_lists",
     ),
     Guard(
@@ -599,7 +635,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "deduplicate-clock-moves-without-rows",
         "state_runtime/processors/user/vectorized.py",
-        'return "event" if self.event_time else _DOMAINS',
+        'return "event" if is_by_time else _DOMAINS',
         "return _DOMAINS",
         f"{_OF_SPARK}test_a_plain_query_gives_what_spark_gives_batch_by_batch",
     ),

@@ -26,7 +26,7 @@ from state_runtime.processors.builtin.partials import (
 from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.event_time import is_late, micros_of, millis_up, nullable_millis
-from state_runtime.processors.grouping import GroupedRows, filter_rows
+from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
@@ -242,7 +242,7 @@ class AggregateOperator(WokenWhenDue):
     ) -> Iterator[pa.RecordBatch]:
         """Remove the keys that the watermark has passed. Emit those, with these rows, in append mode; in update mode
         the keys that have rows."""
-        rows, result.late_rows = self._without_late(rows, clock)
+        rows = self._without_late(rows, clock, result)
         changed = self._schema.empty()
         if rows.groups:
             found, slots = self._merged(rows, version, clock)
@@ -261,13 +261,12 @@ class AggregateOperator(WokenWhenDue):
                 yield self._emit(self._schema.keys_of(passed), self._schema.values_of(passed))
         result.changes[STATE] = changed
 
-    def _without_late(self, rows: GroupedRows, clock: EpochClock) -> tuple[GroupedRows, int]:
-        """Return the rows that are not late, and the number of late ones; a partial row counts as its rows."""
+    def _without_late(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> GroupedRows:
+        """Return the rows that are not late; a partial row counts as its rows."""
         if rows.groups == 0:
-            return rows, 0
+            return rows
         late = is_late(rows.rows.column(self.event_time), clock.late_watermark_ms)
-        behind = rows_behind(rows.rows)
-        return filter_rows(rows, ~late), int((late if behind is None else behind[late]).sum())
+        return result.on_time(rows, late, rows_behind(rows.rows))
 
     def _merged(self, rows: GroupedRows, version: StateReader, clock: EpochClock) -> tuple[Mask, list[pa.Array]]:
         """Return per key whether the state has it, and its slots with these rows added."""

@@ -18,12 +18,7 @@ behaviour is that of Spark's stream-stream join, batch for batch:
 - A null time matches nothing if there is a range, and no watermark passes it. Spark's outer join keeps such a row for
   ever and never emits it; here it is dropped at once, which gives the same output without the leak.
 
-The input holds both streams, told apart by a column:
-
-    <key columns>        …        named as on the left side
-    __stillstate_side    int      0 left, 1 right
-    __stillstate_left    struct   the other columns of the left side; null for right rows
-    __stillstate_right   struct   the other columns of the right side; null for left rows
+The input holds both streams: see `processors/sides.py`.
 """
 
 from __future__ import annotations
@@ -37,23 +32,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_runtime.base.errors import InvalidData
 from state_runtime.base.joining import Column
-from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, SIDE_COLUMN, IntervalJoinPlan, JoinSide
+from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, IntervalJoinPlan
+from state_runtime.processors.builtin.join_places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.builtin.pair_condition import holds
 from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import (
+    EpochClock,
+    RowSlice,
+    ShardResult,
+    TimeDomain,
+    WokenWhenDue,
+)
+from state_runtime.processors.sides import JoinSide, SideRows
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of
 
 __all__ = ["IntervalJoinOperator"]
-
-PLACE_BITS = 28
-STORED_ROWS_PER_READ = 1 << 20
-"""Stored rows of touched keys are read in pieces of about this size; a single key with more rows is one piece."""
 
 SCALE_MAX = 1 << 62
 """Maximum of key and time combined on a scale of microseconds."""
@@ -147,31 +145,6 @@ class _TimeIndex:
         return begin, np.searchsorted(self._numbers, high, side="left") - begin
 
 
-class _Places:
-    """Unique places of an epoch's new rows: the epoch is in the high bits, so that storing need not read the stored
-    places."""
-
-    def __init__(self, uid: str, clock: EpochClock) -> None:
-        self._uid = uid
-        self._base = np.uint64(clock.epoch << PLACE_BITS)
-        self._taken = 0
-
-    def next(self, count: int) -> Hashes:
-        """Return `count` places, above all earlier ones; both sides share them, which does no harm.
-
-        Raises:
-            InvalidData: the epoch has no places left.
-        """
-        first, self._taken = self._taken + 1, self._taken + count
-        if self._taken >= 1 << PLACE_BITS:
-            raise InvalidData(
-                f"operator {self._uid!r}: {self._taken:,} rows to keep in one task and epoch; at most 2^{PLACE_BITS} - "
-                "1 have a place. Read less per epoch or use more shards"
-            )
-        places: Hashes = np.arange(first, self._taken + 1, dtype=np.uint64) | self._base
-        return places
-
-
 @dataclass(frozen=True)
 class IntervalJoinOperator(WokenWhenDue):
     """The operator; emits matches as they are found, and unmatched rows of outer sides when they are removed.
@@ -223,12 +196,12 @@ class IntervalJoinOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Match, then remove rows that the watermark has passed; the latter also without input rows."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, _Places(self.uid, clock)))
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, Places(self.uid, clock)))
 
     def _run(
         self,
         clock: EpochClock,
-        places: _Places,
+        places: Places,
         rows: GroupedRows,
         version: StateReader,
         result: ShardResult,
@@ -279,7 +252,7 @@ class IntervalJoinOperator(WokenWhenDue):
         new: _Rows,
         flipped: _Rows,
         gone: pa.RecordBatch,
-        places: _Places,
+        places: Places,
         clock: EpochClock,
         result: ShardResult,
     ) -> Iterator[pa.RecordBatch]:
@@ -310,68 +283,19 @@ class IntervalJoinOperator(WokenWhenDue):
         nothing can match them."""
         if rows.groups == 0:
             return _together([], side.columns, self.plan.keys)
-        tags = rows.rows.column(SIDE_COLUMN).to_numpy(zero_copy_only=False)
-        at = np.flatnonzero(tags == side.number)
-        structs = rows.rows.column(side.struct)
-        micros, valid = self._times(side, structs, at)
-        keep = np.ones(len(at), dtype=np.bool_)
-        if side.time and side.drops_late:
-            on_time = millis_up(micros) > clock.late_watermark_ms
-            keep &= on_time if valid is None else on_time | ~valid
-            result.late_rows += len(at) - int(np.count_nonzero(keep))
+        given = SideRows(side, self.plan.keys, rows)
+        keep, (_, valid) = given.on_time(clock, result), given.times
         if side.when:
-            may = _take(structs.field(structs.type.get_field_index(side.when)), at).fill_null(False)
-            never = ~may.to_numpy(zero_copy_only=False)
-            group = self._groups(rows)[at]
-            yield from self._with_nulls(side, self._picked(side, rows, structs, at, group, micros, keep & never))
+            never = ~given.column(side.when).fill_null(False).to_numpy(zero_copy_only=False)
+            yield from self._with_nulls(side, _picked(given, given.group, keep & never))
             keep &= ~never
         if valid is not None and self.plan.terms.has_range:
             keep &= valid
-        no_key = np.zeros(rows.groups, dtype=np.bool_)
-        for key in rows.keys:
-            if key.null_count:
-                no_key |= key.is_null().to_numpy(zero_copy_only=False)
-        group = self._groups(rows)[at]
+        no_key = given.has_no_key[given.group]
         if not side.is_outer:
-            keep &= ~no_key[group]
-        group = np.where(no_key[group], rows.groups + side.number, group)  # a key that no row of the other side has
-        return self._picked(side, rows, structs, at, group, micros, keep)
-
-    def _times(self, side: JoinSide, structs: pa.Array, at: Positions) -> tuple[Times, Mask | None]:
-        if not side.time:
-            return np.zeros(len(at), dtype=np.int64), None
-        return micros_of(_take(structs.field(structs.type.get_field_index(side.time)), at))
-
-    def _groups(self, rows: GroupedRows) -> Positions:
-        return np.repeat(np.arange(rows.groups), rows.stops - rows.starts)
-
-    def _picked(
-        self,
-        side: JoinSide,
-        rows: GroupedRows,
-        structs: pa.Array,
-        at: Positions,
-        group: Positions,
-        micros: Times,
-        keep: Mask,
-    ) -> _Rows:
-        """Return some of a side's new rows.
-
-        Args:
-            at: of the side's rows, their places in the input; `group`, `micros` and `keep` are of these.
-        """
-        hashes = np.repeat(rows.hashes, rows.stops - rows.starts)[at]
-        if not bool(keep.all()):
-            at, micros, group, hashes = at[keep], micros[keep], group[keep], hashes[keep]
-        taken = pa.array(at)
-        values = structs.take(taken).flatten()
-        return _Rows(
-            group,
-            hashes,
-            [_as(rows.rows.column(name).take(taken), f.type) for name, f in zip(self.key_columns, self.plan.keys)],
-            [_as(values[structs.type.get_field_index(f.name)], f.type) for f in side.columns],
-            micros,
-        )
+            keep &= ~no_key
+        # A key that no row of the other side has.
+        return _picked(given, np.where(no_key, rows.groups + side.number, given.group), keep)
 
     def _stored(self, side: JoinSide, new: _Rows, rows: GroupedRows, version: StateReader) -> Iterator[_Rows]:
         """Yield stored rows of a side for the keys of the other side's new rows; a bounded number of keys at a time."""
@@ -480,7 +404,7 @@ class IntervalJoinOperator(WokenWhenDue):
     # --- state ---------------------------------------------------------------------------------------------------
 
     def _changes(
-        self, side: JoinSide, new: _Rows, flipped: _Rows, gone: pa.RecordBatch, places: _Places
+        self, side: JoinSide, new: _Rows, flipped: _Rows, gone: pa.RecordBatch, places: Places
     ) -> pa.RecordBatch:
         """Return new rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
         schema = self.state_schemas[side.name]
@@ -512,6 +436,11 @@ class IntervalJoinOperator(WokenWhenDue):
         return self.state_schemas[side.name].batch(
             rows.hashes, None, rows.keys, values, entries=rows.entries, times=times
         )
+
+
+def _picked(given: SideRows, group: Positions, keep: Mask) -> _Rows:
+    """Return some of a side's new rows."""
+    return _Rows(group[keep], *given.picked(keep), given.times[0][keep])
 
 
 def _due_of(side: JoinSide, micros: Times) -> Times:
@@ -561,7 +490,3 @@ def _contains(hashes: Hashes, entries: Hashes, wanted_hashes: Hashes, wanted_ent
 
 def _take(column: pa.Array, at: Positions) -> pa.Array:
     return column.take(pa.array(at))
-
-
-def _as(column: pa.Array, data_type: pa.DataType) -> pa.Array:
-    return column if column.type == data_type else column.cast(data_type)

@@ -12,52 +12,21 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.joining import UNBOUNDED_US, How, JoinTerms, SideName, columns_of
 from state_runtime.processors.event_time import check_event_time
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, JoinSide
 
 __all__ = [
     "LEFT",
-    "LEFT_COLUMN",
     "MATCHED",
     "RIGHT",
-    "RIGHT_COLUMN",
-    "SIDE_COLUMN",
     "IntervalJoinPlan",
-    "JoinSide",
+    "check_keys_match",
     "plan_interval_join",
 ]
 
 LEFT: Final = "left"
 RIGHT: Final = "right"
-SIDE_COLUMN = "__stillstate_side"
-LEFT_COLUMN = "__stillstate_left"
-RIGHT_COLUMN = "__stillstate_right"
 MATCHED = "__stillstate_matched"
 """Value column of the state of an outer side: whether the row has been emitted with a match."""
-
-
-@dataclass(frozen=True)
-class JoinSide:
-    """One of the two streams.
-
-    Attributes:
-        number: in the column that tells the sides apart.
-        struct: the input's column with the side's other columns than keys.
-        columns: those columns.
-        time: the one with event time; "": the side has none.
-        when: see `JoinTerms`.
-        is_outer: rows without a match are emitted, with nulls for the other side.
-        drops_late: rows at or below the watermark are late.
-        stays_ms: how long after its own time a row is removed, in event time; None: never.
-    """
-
-    name: SideName
-    number: int
-    struct: str
-    columns: pa.Schema
-    time: str
-    when: str
-    is_outer: bool
-    drops_late: bool
-    stays_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -66,11 +35,13 @@ class IntervalJoinPlan:
 
     Attributes:
         keys: key columns, named as on the left side.
+        right_keys: their names on the right side.
         left, right: the other columns of each side, which the input's structs hold.
         left_time, right_time: names of the event-time columns among them; "": the side has none.
     """
 
     keys: pa.Schema
+    right_keys: tuple[str, ...]
     left: pa.Schema
     right: pa.Schema
     left_time: str
@@ -83,8 +54,8 @@ class IntervalJoinPlan:
         left = (LEFT_COLUMN, self.left, self.left_time, self.terms.when[0])
         right = (RIGHT_COLUMN, self.right, self.right_time, self.terms.when[1])
         return {
-            "left": JoinSide("left", 0, *left, *self._fate("left")),
-            "right": JoinSide("right", 1, *right, *self._fate("right")),
+            "left": JoinSide("left", 0, tuple(self.keys.names), *left, *self._fate("left")),
+            "right": JoinSide("right", 1, self.right_keys, *right, *self._fate("right")),
         }
 
     def _fate(self, side: SideName) -> tuple[bool, bool, int | None]:
@@ -127,6 +98,22 @@ class IntervalJoinPlan:
 
 def _nullable(columns: pa.Schema) -> pa.Schema:
     return pa.schema([column.with_nullable(True) for column in columns])
+
+
+def check_keys_match(
+    left: pa.Schema, right: pa.Schema, left_keys: Sequence[str], right_keys: Sequence[str], where: str
+) -> None:
+    """Check that the keys of two streams have the same types, pair by pair: equal keys of others have other hashes.
+
+    Raises:
+        InvalidPipeline: with the pair.
+    """
+    for ours, theirs in zip(left_keys, right_keys):
+        if left.field(ours).type != right.field(theirs).type:
+            raise InvalidPipeline(
+                f"{where}: key {ours!r} has type {left.field(ours).type}, its counterpart {theirs!r} "
+                f"{right.field(theirs).type}; cast one"
+            )
 
 
 def plan_interval_join(
@@ -175,14 +162,10 @@ def plan_interval_join(
                 f"{where}: event-time column {time!r} of the {side} side is a key; keys must be equal, "
                 "times lie in a range"
             )
-    for ours, theirs in zip(left_keys, right_keys):
-        if left.field(ours).type != right.field(theirs).type:
-            raise InvalidPipeline(
-                f"{where}: key {ours!r} has type {left.field(ours).type}, its counterpart {theirs!r} "
-                f"{right.field(theirs).type}; cast one"
-            )
+    check_keys_match(left, right, left_keys, right_keys, where)
     plan = IntervalJoinPlan(
         keys=pa.schema([left.field(name) for name in left_keys]),
+        right_keys=tuple(right_keys),
         left=pa.schema([f for f in left if f.name not in left_keys]),
         right=pa.schema([f for f in right if f.name not in right_keys]),
         left_time=left_time,

@@ -38,7 +38,7 @@ from state_runtime.processors.builtin.window_state import (
 )
 from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import LATE, EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
@@ -148,7 +148,9 @@ class SessionOperator(WokenWhenDue):
         times, keep = event_times(rows.rows, self.time_column)
         late = self._due_ms(times + self.window.gap_us) <= clock.late_watermark_ms
         late = late if keep is None else late & keep
-        result.late_rows = int(np.count_nonzero(late))
+        result.late_rows += int(np.count_nonzero(late))
+        if bool(late.any()):
+            result.give(LATE, lambda: rows.rows.filter(pa.array(late)))
         keep = ~late if keep is None else keep & ~late
         group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
         picked = np.arange(len(times)) if keep is None else np.flatnonzero(keep)

@@ -58,7 +58,7 @@ from state_runtime.processors.builtin.window_state import (
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain
+from state_runtime.processors.operator import LATE, EpochClock, RowSlice, ShardResult, TimeDomain
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import DUE_WHEN_REMOVED, OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
@@ -242,8 +242,11 @@ class WindowOperator:
             if valid is not None:
                 late = np.where(valid, late, 0)
             behind = rows_behind(rows.rows)
-            result.late_rows = int(late.sum() if behind is None else (late * behind).sum())
+            result.late_rows += int(late.sum() if behind is None else (late * behind).sum())
             open_ = last > closed
+            never = ~open_ if valid is None else ~open_ & valid
+            if behind is None and bool(never.any()):
+                result.give(LATE, lambda: rows.rows.filter(pa.array(never)))
             keep = open_ if valid is None else open_ & valid
         order = self.plan.order(rows, clock.epoch)
         picked = None if keep is None or bool(keep.all()) else np.flatnonzero(keep)

@@ -17,7 +17,7 @@ from state_runtime.processors.operator import EpochClock
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Mask, Positions, StateSchema, Time
 
-__all__ = ["KeyedBatch", "KeyedState"]
+__all__ = ["KeyedBatch", "KeyedState", "RowsByKey"]
 
 Array = TypeVar("Array", bound="np.ndarray[Any, Any]")
 
@@ -34,57 +34,18 @@ class KeyedState(NamedTuple):
     values: pa.RecordBatch
 
 
-class KeyedBatch:
-    """The rows of one shard in one epoch, by key, and the state of their keys.
+class RowsByKey:
+    """Rows of one shard in one epoch, by key: those of a key are adjacent, in source order; key number k has the rows
+    `starts[k]` up to (without) `stops[k]`. All returned data is read-only."""
 
-    A key's rows are adjacent, in source order; key number k has the rows `starts[k]` up to (without) `stops[k]`, at
-    least one. So `np.add.reduceat(column, batch.starts)` sums per key, and likewise with `np.maximum`,
-    `np.logical_or`, … The order of the keys has no meaning. Equal keys are equal as in Spark's GROUP BY (null equals
-    null, NaN equals NaN).
-
-    All returned data is read-only; state changes only by `update` and `clear`, and `state` shows these changes at
-    once.
-    """
-
-    def __init__(
-        self,
-        operator: str,
-        key_schema: pa.Schema,
-        schemas: Mapping[str, StateSchema],
-        rows: GroupedRows,
-        version: StateReader,
-        clock: EpochClock,
-        ttl_ms: Mapping[str, int],
-    ) -> None:
+    def __init__(self, operator: str, rows: GroupedRows) -> None:
         self._operator = operator
-        self._key_schema = key_schema
-        self._schemas = schemas
         self._rows = rows
-        self._version = version
-        self._ttl_ms = ttl_ms
-        self._states: dict[str, _StateColumns] = {}
-        self._written: dict[str, _Written] = {}
-        self.batch_time_ms = clock.batch_time_ms
-        """Spark's time of the batch, the same in every attempt of a task."""
-        self.watermark_ms = clock.watermark_ms
-        """Event time up to which all rows should have arrived: the highest of earlier epochs minus the allowed delay; 0
-        at first."""
-        self.late_watermark_ms = clock.late_watermark_ms
-        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they have been
-        removed."""
-
-    def __repr__(self) -> str:
-        return f"KeyedBatch({self.num_keys} keys, {self.rows.num_rows} rows)"
 
     @property
     def rows(self) -> pa.RecordBatch:
         """All input columns, the key columns too; equal keys together, a key's rows in source order."""
         return self._rows.rows
-
-    @cached_property
-    def keys(self) -> pa.RecordBatch:
-        """The key columns, one row per key."""
-        return pa.RecordBatch.from_arrays(self._rows.keys, schema=self._key_schema)
 
     @property
     def num_keys(self) -> int:
@@ -135,12 +96,82 @@ class KeyedBatch:
         return values[self.key_of_row] if isinstance(values, np.ndarray) else values.take(pa.array(self.key_of_row))
 
     def first_rows(self) -> pa.RecordBatch:
-        """Return the first row of each key, aligned with `keys`."""
-        return self.rows.take(pa.array(self.starts))
+        """Return the first row of each key, aligned with `keys`; nulls for a key without rows."""
+        return self.rows.take(pa.array(self.starts, mask=self.sizes == 0))
 
     def last_rows(self) -> pa.RecordBatch:
-        """Return the last row of each key, aligned with `keys`."""
-        return self.rows.take(pa.array(self.stops - 1))
+        """Return the last row of each key, aligned with `keys`; nulls for a key without rows."""
+        return self.rows.take(pa.array(self.stops - 1, mask=self.sizes == 0))
+
+    def reduce(self, function: Any, values: Any, initial: Any) -> Any:
+        """Return one value per key, of those of its rows: `batch.reduce(np.add, amounts, 0)`.
+
+        Args:
+            function: a numpy function of two values (`np.add`, `np.maximum`, `np.logical_or`, …).
+            values: a numpy array, one value per row.
+            initial: the value of a key without rows (which `function.reduceat` does not know).
+
+        Raises:
+            InvalidData: not one value per row.
+        """
+        given = np.asarray(values)
+        if len(given) != self.rows.num_rows:
+            raise InvalidData(
+                f"operator {self._operator!r}: reduce() got {len(given)} values for {self.rows.num_rows} rows; give "
+                "one per row"
+            )
+        there = self.sizes > 0
+        reduced = function.reduceat(given, self.starts[there]) if bool(there.any()) else given[:0]
+        result = np.full(self.num_keys, initial, dtype=np.result_type(reduced, np.min_scalar_type(initial)))
+        result[there] = reduced
+        return result
+
+
+class KeyedBatch(RowsByKey):
+    """The rows of one shard in one epoch, by key, and the state of their keys.
+
+    A key's rows are adjacent, in source order; key number k has the rows `starts[k]` up to (without) `stops[k]`, at
+    least one. So `np.add.reduceat(column, batch.starts)` sums per key, and likewise with `np.maximum`,
+    `np.logical_or`, … The order of the keys has no meaning. Equal keys are equal as in Spark's GROUP BY (null equals
+    null, NaN equals NaN).
+
+    All returned data is read-only; state changes only by `update` and `clear`, and `state` shows these changes at
+    once.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        key_schema: pa.Schema,
+        schemas: Mapping[str, StateSchema],
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        ttl_ms: Mapping[str, int],
+    ) -> None:
+        super().__init__(operator, rows)
+        self._key_schema = key_schema
+        self._schemas = schemas
+        self._version = version
+        self._ttl_ms = ttl_ms
+        self._states: dict[str, _StateColumns] = {}
+        self._written: dict[str, _Written] = {}
+        self.batch_time_ms = clock.batch_time_ms
+        """Spark's time of the batch, the same in every attempt of a task."""
+        self.watermark_ms = clock.watermark_ms
+        """Event time up to which all rows should have arrived: the highest of earlier epochs minus the allowed delay; 0
+        at first."""
+        self.late_watermark_ms = clock.late_watermark_ms
+        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they have been
+        removed."""
+
+    def __repr__(self) -> str:
+        return f"KeyedBatch({self.num_keys} keys, {self.rows.num_rows} rows)"
+
+    @cached_property
+    def keys(self) -> pa.RecordBatch:
+        """The key columns, one row per key."""
+        return pa.RecordBatch.from_arrays(self._rows.keys, schema=self._key_schema)
 
     def state(self, name: str) -> KeyedState:
         """Return the state of all keys, aligned with `keys`, with the changes of this call of `process` so far.

@@ -237,8 +237,7 @@ class _Epoch:
     def _on_time(self, rows: GroupedRows) -> GroupedRows:
         operator = self._operator
         if operator.time_mode == "event" and operator.event_time_column:
-            rows, late_rows = drop_late(rows, operator.event_time_column, self._clock.late_watermark_ms)
-            self._result.late_rows += late_rows
+            rows = drop_late(rows, operator.event_time_column, self._clock.late_watermark_ms, self._result)
         return rows
 
     def _of_one_key(self, first: GroupedRows, rest: Iterator[GroupedRows]) -> tuple[GroupedRows, Iterator[GroupedRows]]:

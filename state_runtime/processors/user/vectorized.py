@@ -24,6 +24,7 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import guarded, guarded_iterator
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import process_slices
+from state_runtime.processors.user.connected import ConnectedBatch, ConnectedInput, without_late
 from state_runtime.processors.user.keyed_batch import KeyedBatch
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
@@ -38,7 +39,8 @@ __all__ = [
     "time_mode_of",
 ]
 
-Piece: TypeAlias = "pa.Table | pa.RecordBatch | None"
+Rows: TypeAlias = "pa.Table | pa.RecordBatch | None"
+Piece: TypeAlias = "Rows | Mapping[str, Rows]"
 Output: TypeAlias = "Piece | Iterator[Piece] | Sequence[Piece]"
 TimeMode: TypeAlias = Literal["none", "processing", "event"]
 _DOMAINS: dict[Any, TimeDomain] = {"none": "", "processing": "processing", "event": "event"}
@@ -121,16 +123,20 @@ class VectorizedProcessor(ABC):
         `TimedState`. Called once, when the job is built."""
 
     @abstractmethod
-    def process(self, batch: KeyedBatch) -> Output:
+    def process(self, batch: Any) -> Output:
         """Handle the rows of one epoch; there is at least one.
+
+        Args:
+            batch: a `KeyedBatch`; a `ConnectedBatch` of streams that `StreamingJob.connect` brings together.
 
         Returns:
             Output as a table or record batch, a list or iterator of them (the method may be a generator), or None.
             Columns are matched by name with the declared output schema: a missing one is an error, others are ignored,
-            types are converted if every value fits.
+            types are converted if every value fits. An operator with side outputs gives a mapping of their names to
+            such rows, in which "" is the main output: `{"": known, "unknown": rest}`.
         """
 
-    def process_due(self, name: str, batch: KeyedBatch) -> Output:
+    def process_due(self, name: str, batch: Any) -> Output:
         """Handle the keys whose value in a state with `due` has fallen due: its time is at or below the watermark (or
         batch time). Called once per such state and epoch, after `process`, if keys are due, even if the epoch has no
         rows.
@@ -140,7 +146,7 @@ class VectorizedProcessor(ABC):
         epoch.
 
         Args:
-            batch: the keys; it has no rows (`rows` is empty, `sizes` are 0, and `first_rows` does not work).
+            batch: the keys; it has no rows (`rows` is empty, `sizes` are 0).
 
         Returns:
             Output, as `process`.
@@ -201,6 +207,8 @@ class VectorizedOperator(WokenWhenDue):
         ttl_ms: of the states with a TTL.
         event_time: event-time column of the input, whose late rows are dropped; none if empty.
         modes: of a built-in operator, the settings that cannot change while it has state.
+        outputs: schemas of its side outputs, by name.
+        inputs: the two streams of a connected operator, by name; else none.
     """
 
     uid: str
@@ -216,6 +224,8 @@ class VectorizedOperator(WokenWhenDue):
     ttl_ms: Mapping[str, int] = dataclass_field(default_factory=dict)
     event_time: str = ""
     modes: str = ""
+    outputs: Mapping[str, pa.Schema] = dataclass_field(default_factory=dict)
+    inputs: Mapping[str, ConnectedInput] = dataclass_field(default_factory=dict)
 
     def entry(self) -> OperatorEntry:
         """Return the operator's description for manifests."""
@@ -230,7 +240,8 @@ class VectorizedOperator(WokenWhenDue):
     def time_domain(self) -> TimeDomain:
         """Return the clock that the processor's `time_mode` names; that of events where late rows are dropped: the
         clock moves without rows, too, and what comes next is late by it."""
-        return "event" if self.event_time else _DOMAINS[time_mode_of(self.processor, self.uid)]
+        is_by_time = self.event_time or any(each.side.drops_late for each in self.inputs.values())
+        return "event" if is_by_time else _DOMAINS[time_mode_of(self.processor, self.uid)]
 
     def process(
         self,
@@ -249,13 +260,16 @@ class VectorizedOperator(WokenWhenDue):
         guard: Callable[[Callable[[], Any]], Any] = (
             partial(guarded, self.uid, shard) if self.kind == "vectorized" else lambda call: call()
         )
-        rows, result.late_rows = drop_late(rows, self.event_time, clock.late_watermark_ms)
+        if self.inputs:
+            rows = without_late(self.inputs, self.key_schema, rows, clock, result)
+        else:
+            rows = drop_late(rows, self.event_time, clock.late_watermark_ms, result)
         changes: dict[str, pa.RecordBatch] = {}
         if rows.groups:
             # If more rows follow, a built-in processor keeps what the watermark would remove until the due pass.
             now = clock if due or self.kind == "vectorized" else clock.held
-            batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, now, self.ttl_ms)
-            yield from self._outputs(lambda: self.processor.process(batch), guard)
+            batch = self._batch(rows, version, now)
+            yield from self._outputs(lambda: self.processor.process(batch), guard, result)
             self._keep(batch, changes, result)
         if due and self.time_domain:
             through = clock.watermark_ms if self.time_domain == "event" else clock.batch_time_ms
@@ -263,6 +277,10 @@ class VectorizedOperator(WokenWhenDue):
                 if schema.time == "due":
                     yield from self._run_due(name, through, rows, version, clock, guard, changes, result)
         result.changes = changes
+
+    def _batch(self, rows: GroupedRows, version: StateReader, clock: EpochClock) -> KeyedBatch:
+        given = (self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms)
+        return ConnectedBatch(*given, self.inputs) if self.inputs else KeyedBatch(*given)
 
     def _run_due(
         self,
@@ -297,9 +315,9 @@ class VectorizedOperator(WokenWhenDue):
             keys=schema.keys_of(due),
             sequence=none[:0],
         )
-        batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, keys, now, clock, self.ttl_ms)
+        batch = self._batch(keys, now, clock)
         batch.start_due(name, [*schema.values_of(due), schema.times_of(due)])
-        yield from self._outputs(lambda: handle(name, batch), guard)
+        yield from self._outputs(lambda: handle(name, batch), guard, result)
         batch.end_due(name)
         self._keep(batch, changes, result)
 
@@ -314,17 +332,36 @@ class VectorizedOperator(WokenWhenDue):
         older = [changes[name]] if name in changes else []
         changes[name] = fold([newer, *older], self.state_schemas[name], drop_deleted=False)
 
-    def _outputs(self, call: Callable[[], Any], guard: Callable[[Callable[[], Any]], Any]) -> Iterator[pa.RecordBatch]:
-        for piece in self._pieces(guard(call), guard):
+    def _outputs(
+        self, call: Callable[[], Any], guard: Callable[[Callable[[], Any]], Any], result: ShardResult
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the main output of a call; those of side outputs go to the result."""
+        for output, piece in self._pieces(guard(call), guard):
+            schema = self.output_schema if not output else self._schema_of(output)
             for part in self._table(piece).to_batches(max_chunksize=self.output_rows_per_batch):
-                if part.num_rows:
-                    yield self._declared(part)
+                if not part.num_rows:
+                    continue
+                declared = self._declared(part, output, schema)
+                if output:
+                    result.give(output, partial(_itself, declared))
+                else:
+                    yield declared
 
-    def _pieces(self, produced: Any, guard: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
+    def _schema_of(self, output: Any) -> pa.Schema:
+        if output not in self.outputs:
+            raise InvalidData(
+                f"operator {self.uid!r}: process() gave rows for the output {output!r}; it has the main output '' and "
+                f"{', '.join(map(repr, self.outputs)) or 'no other'}. Declare it: process(…, outputs={{{output!r}: …}})"
+            )
+        return self.outputs[output]
+
+    def _pieces(self, produced: Any, guard: Callable[[Callable[[], Any]], Any]) -> Iterator[tuple[str, Any]]:
+        """Yield what a call gave, piece by piece, with the names of the outputs."""
         pieces = produced if isinstance(produced, Iterator | Sequence) else [produced]
         for piece in guarded_iterator(pieces, guard):
-            if piece is not None:
-                yield piece
+            for output, one in piece.items() if isinstance(piece, Mapping) else (("", piece),):
+                if one is not None:
+                    yield output, one
 
     def _table(self, piece: Any) -> pa.Table:
         if isinstance(piece, pa.Table):
@@ -336,11 +373,11 @@ class VectorizedOperator(WokenWhenDue):
             "(pa.table({…}), pa.Table.from_pandas(frame)), or a list or iterator of them"
         )
 
-    def _declared(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the declared columns, by name."""
-        where = f"the output of operator {self.uid!r}"
+    def _declared(self, part: pa.RecordBatch, output: str, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the declared columns of an output, by name."""
+        where = f"the output {output!r} of operator {self.uid!r}" if output else f"the output of operator {self.uid!r}"
         columns = []
-        for field in self.output_schema:
+        for field in schema:
             at = part.schema.get_all_field_indices(field.name)
             if len(at) != 1:
                 raise InvalidData(
@@ -349,4 +386,8 @@ class VectorizedOperator(WokenWhenDue):
                     "once"
                 )
             columns.append(fit_column(part.column(at[0]), field, lambda: where))
-        return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _itself(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch

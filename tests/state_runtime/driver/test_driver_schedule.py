@@ -141,7 +141,7 @@ class World:
         are woken as asked."""
 
         def collect() -> None:
-            stage = SimpleNamespace(operator=operator(), sinks=("out",), emit=False, written=None)
+            stage = SimpleNamespace(operator=operator(), sinks=("out",), emit=False, written=None, sides=None)
             shards = list(range(parallelism))
             self.draw.shuffle(shards)
             of_shards = [

@@ -17,7 +17,7 @@ import pytest
 from state_runtime.base.joining import JoinTerms
 from state_runtime.pipeline.operators import IntervalJoinStep
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, ClockInputs, Clocks, WatermarkColumn
-from state_runtime.processors.builtin.interval_join_plan import LEFT_COLUMN, RIGHT_COLUMN
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN
 from state_runtime.snapshot.manifest import TimeEntry
 
 Row = tuple[int, float, int]

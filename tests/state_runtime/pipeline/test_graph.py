@@ -28,6 +28,7 @@ from state_runtime.pipeline.graph import (
 )
 from state_runtime.pipeline.join_rows import lone_join
 from state_runtime.pipeline.plan import refuse_unsupported
+from state_runtime.pipeline.side_outputs import OutputStep, with_side_outputs
 from state_runtime.pipeline.sinks import foreach_epoch
 
 
@@ -132,7 +133,6 @@ def test_the_ports_of_an_operator_have_as_many_keys_each() -> None:
 WHAT_IS_SAID_OF = {
     "a source that nothing reads": ((read("a"), read("b"), operator("o", 0)), "no step reads source 'b'"),
     "a join of three": ((read("a"), read("b"), read("c"), operator("join", 0, 1, 2)), "'join' has 3 inputs"),
-    "a side output": ((read(), operator("o", 0), SinkNode("late", None, Edge(1, "late"))), "main output only"),
 }
 
 
@@ -226,3 +226,52 @@ def test_a_job_that_cannot_be_run_is_refused_with_the_line_of_the_step(
 def test_the_form_names_no_engine() -> None:
     """Another one than Spark is going to run it (`tests/test_tidy.py` holds that it imports none)."""
     assert "spark" not in Path(str(graph_module.__file__)).read_text().lower()
+
+
+# --- side outputs ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def graphs_with_sides(draw: st.DrawFn) -> Graph:
+    """A graph of which some edges read a side output."""
+    graph = draw(graphs())
+    nodes = []
+    for node in graph.nodes:
+
+        def edge(given: Edge) -> Edge:
+            is_operator = isinstance(graph.nodes[given.node], OperatorNode)
+            return replace(given, output=draw(st.sampled_from(("", "late", "odd")))) if is_operator else given
+
+        nodes.append(graph_module.rewired(node, edge))
+    return Graph(tuple(nodes))
+
+
+@given(graphs_with_sides())
+def test_each_edge_to_an_output_becomes_an_edge_to_what_takes_it_out(graph: Graph) -> None:
+    """Nodes keep their order, and no edge names an output any more; a graph without side outputs stays as it is."""
+    made = with_side_outputs(graph)
+    check_graph(made)
+    assert not any(edge.output for node in made.nodes for edge in node.inputs)
+    taken = [index for index, node in enumerate(made.nodes) if isinstance(getattr(node, "code", None), OutputStep)]
+    kept = [index for index in range(len(made.nodes)) if index not in taken]
+    assert len(kept) == len(graph.nodes)
+    if not taken:
+        assert made is graph
+    for index, node in zip(kept, graph.nodes, strict=True):
+        for new, old in zip(made.nodes[index].inputs, node.inputs, strict=True):
+            before = made.nodes[new.node]
+            if isinstance(before, SegmentNode) and isinstance(before.code, OutputStep):
+                assert (before.code.output, before.inputs[0].node) == (old.output, kept[old.node])
+            else:
+                assert (new.node, old.output) == (kept[old.node], "")
+        if isinstance(node, OperatorNode):
+            read = {edge.output for each in graph.nodes for edge in each.inputs if graph.nodes[edge.node] is node}
+            operator = made.nodes[index]
+            assert isinstance(operator, OperatorNode)
+            assert set(operator.sides) == read - {""}
+
+
+def test_only_operators_have_side_outputs() -> None:
+    nodes = (read(), replace(sink("out", 0), input=Edge(0, "late")))
+    with pytest.raises(InvalidPipeline, match="reads the output 'late' of source '', which has its main output only"):
+        check_graph(Graph(nodes))

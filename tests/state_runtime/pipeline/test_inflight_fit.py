@@ -17,12 +17,13 @@ from state_runtime.pipeline.inflight_fit import OperatorReads, refuse_misfits
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import Deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import SIDE_COLUMN, plan_interval_join
+from state_runtime.processors.builtin.interval_join_plan import plan_interval_join
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.processors.declared.windows import session, tumbling
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.sides import SIDE_COLUMN
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, RowsLayout

@@ -22,7 +22,7 @@ from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeErro
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate, plan_deduplicate
 from state_runtime.processors.event_time import drop_late, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.processors.user.keyed_batch import KeyedBatch
 from state_runtime.processors.user.vectorized import VectorizedOperator, plan_states, time_mode_of
 from state_runtime.state.table import StateSchema
@@ -268,10 +268,12 @@ def test_times_of_any_unit_and_zone_are_microseconds() -> None:
 def test_keys_without_any_row_in_time_are_gone() -> None:
     """What is left must still be grouped: every key has a row, in the order they had."""
     rows = grouped([(ALL[0], 1000), (ALL[1], 1000), (ALL[0], 2000), (ALL[2], None)], colliding)
-    kept, late = drop_late(rows, "at", 1)
-    assert (late, kept.groups, sorted(kept.rows["id"].to_pylist())) == (2, 2, [2, 3])
-    assert drop_late(rows, "", 1) == (rows, 0)
-    assert drop_late(rows, "at", 0) == (rows, 0)
+    result = ShardResult(iter(()))
+    kept = drop_late(rows, "at", 1, result)
+    assert (result.late_rows, kept.groups, sorted(kept.rows["id"].to_pylist())) == (2, 2, [2, 3])
+    assert drop_late(rows, "", 1, result) is rows
+    assert drop_late(rows, "at", 0, result) is rows
+    assert result.late_rows == 2
 
 
 # --- the user's interface ------------------------------------------------------------------------------------------

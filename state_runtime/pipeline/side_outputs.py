@@ -1,0 +1,130 @@
+"""Side outputs in a graph: the rows of an operator, taken apart by segments, one for each output that is read.
+
+Behind this step all edges are to main outputs; plans, tasks and sinks know no other ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, SegmentNode, rewired
+from state_runtime.pipeline.operators import JoinedSides, VectorizedStep, parse_schema
+from state_runtime.processors.builtin.aggregate import AggregateOperator
+from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.sessions import SessionOperator
+from state_runtime.processors.builtin.windows import WindowOperator
+from state_runtime.processors.operator import LATE, LATE_OF_SIDE, Operator
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
+from state_runtime.processors.user.vectorized import VectorizedOperator
+from state_runtime.spark.columns import OUTPUT_COLUMN
+from state_runtime.spark.sql import quoted
+
+__all__ = ["OutputStep", "side_schemas", "with_side_outputs"]
+
+
+@dataclass(frozen=True)
+class OutputStep:
+    """The code of a segment that takes one output out of the rows of all outputs of an operator.
+
+    Attributes:
+        output: its name; "" is the main one.
+    """
+
+    output: str
+    every_epoch: ClassVar[bool] = False
+    kind: ClassVar[str] = "output"
+
+    @property
+    def name(self) -> str:
+        """What people read for it."""
+        return self.output or "main"
+
+    @property
+    def where(self) -> str:
+        """The step, for messages."""
+        return f"output({self.name!r})"
+
+    def function(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of the output, with its columns."""
+        sides = [name for name in rows.columns if name.startswith(OUTPUT_COLUMN)]
+        if self.output:
+            own = quoted(OUTPUT_COLUMN + self.output)
+            return rows.where(f"{own} IS NOT NULL").select(f"{own}.*")
+        nothing = " AND ".join(f"{quoted(name)} IS NULL" for name in sides)
+        return rows.where(nothing).select(*(F.col(quoted(name)) for name in rows.columns if name not in sides))
+
+
+def with_side_outputs(graph: Graph) -> Graph:
+    """Return a graph in which a segment stands for each output of the operators whose side outputs are read; any other
+    graph as it is."""
+    read: dict[int, list[str]] = {}
+    for edge in (edge for node in graph.nodes for edge in node.inputs):
+        names = read.setdefault(edge.node, [])
+        if edge.output not in names:
+            names.append(edge.output)
+    made: list[Node] = []
+    places: dict[Edge, Edge] = {}
+    for index, node in enumerate(graph.nodes):
+        moved, names = rewired(node, places.__getitem__), read.get(index, [])
+        made.append(moved)
+        places[Edge(index)] = Edge(len(made) - 1)
+        sides = tuple(sorted(filter(None, names)))
+        if not sides or not isinstance(moved, OperatorNode):
+            continue
+        operator = places[Edge(index)]
+        made[-1] = replace(moved, sides=sides)
+        for name in names:
+            made.append(SegmentNode((operator,), OutputStep(name), at=node.at))
+            places[Edge(index, name)] = Edge(len(made) - 1)
+    return graph if len(made) == len(graph.nodes) else Graph(tuple(made))
+
+
+def side_schemas(
+    node: OperatorNode, operator: Operator, given: T.StructType, sides: JoinedSides | None
+) -> dict[str, T.StructType]:
+    """Return the schemas of the side outputs of a node that are read.
+
+    Args:
+        given: schema of its input.
+        sides: of a join.
+
+    Raises:
+        InvalidPipeline: it has no output of that name.
+    """
+    known = _late(operator, given, sides)
+    if isinstance(node.step, VectorizedStep):
+        what = f"of operator {node.uid!r}"
+        known |= {name: parse_schema(each, f"output {name!r} {what}") for name, each in node.step.outputs.items()}
+    for name in node.sides:
+        if name not in known:
+            has = f"it has {', '.join(map(repr, known))}" if known else "it has its main output only"
+            hint = "" if known or name != LATE else ": it drops no late rows, since it does not go by event time"
+            raise InvalidPipeline(f"operator {node.uid!r} has no output {name!r}; {has}{hint}")
+    return {name: known[name] for name in node.sides}
+
+
+def _late(operator: Operator, given: T.StructType, sides: JoinedSides | None) -> dict[str, T.StructType]:
+    """Return the schemas of the outputs with late rows: those of the inputs, without event time, since all of these
+    rows are late for what follows."""
+    if isinstance(operator, IntervalJoinOperator | AsOfJoinOperator) and sides is not None:
+        dropping = [side for side in operator.plan.sides.values() if side.time and side.drops_late]
+        return {LATE_OF_SIDE[side.number]: _plain(sides[side.number]) for side in dropping}
+    if isinstance(operator, VectorizedOperator) and operator.inputs and sides is not None:
+        by_time = [each.side.number for each in operator.inputs.values() if each.side.drops_late]
+        return {LATE_OF_SIDE[number]: _plain(sides[number]) for number in by_time}
+    is_by_time = isinstance(operator, WindowOperator | SessionOperator) or (
+        (isinstance(operator, AggregateOperator | VectorizedOperator) and operator.event_time != "")
+        or (isinstance(operator, StatefulProcessorOperator) and operator.event_time_column != "")
+    )
+    return {LATE: _plain(given)} if is_by_time else {}
+
+
+def _plain(schema: T.StructType) -> T.StructType:
+    return T.StructType([T.StructField(field.name, field.dataType) for field in schema.fields])
