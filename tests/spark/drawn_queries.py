@@ -1,18 +1,27 @@
-"""Plain queries that are drawn: sources, filters, deduplicates, joins, unions, windows, in any order that Spark takes."""
+"""Plain queries that are drawn: sources, filters, deduplicates, joins, unions, windows, in any order that Spark takes; and
+what each gives, over a restart, on ours and on Spark's own streaming."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from .plain_queries import Running, stream
+from .plain_queries import ONCE, Batches, Running, plain_job, sparks, stream, write_rows
 
-__all__ = ["Drawn", "drawn_query"]
+__all__ = ["RECORDED", "Drawn", "Play", "digests_of", "drawn_play", "drawn_query"]
+
+RECORDED = Path(__file__).with_name("recorded_queries.json")
+"""What Spark's own streaming gave for drawn queries: the digests of its batches (`tests/soak/queries.py --record`)."""
+
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 Frame = Callable[[SparkSession], DataFrame]
 
@@ -84,6 +93,69 @@ def drawn_query(draw: random.Random, root: Path) -> Drawn:
     return Drawn(
         windowed, mode, f"{text}, {kind} of {length_s}/{slide_s} s by {keys}: {functions} {having or ''} ({mode})"
     )
+
+
+@dataclass(frozen=True)
+class Play:
+    """A drawn query with its input: some files, a restart, some more.
+
+    Attributes:
+        files: of each run, the first file, how many, and how many of their rows are late.
+        shards: of each of our runs.
+        policy: of several watermarks.
+    """
+
+    drawn: Drawn
+    files: tuple[tuple[int, int, float], ...]
+    rows: int
+    shards: tuple[int, ...]
+    policy: str
+
+    def on_ours(self, spark: SparkSession, root: Path) -> Batches:
+        """Return the rows of each of our epochs that has any; the second run has other shards and no local copies."""
+        given: Batches = []
+        with self._begun(spark, root):
+            for (first, count, late), parallelism in zip(self.files, self.shards, strict=True):
+                write_rows(root, range(first, first + count), self.rows, late)
+                shutil.rmtree(root / "local", ignore_errors=True)
+                plain_job(root, self.drawn.query, self.drawn.mode, given, parallelism=parallelism).run(
+                    spark, trigger=ONCE
+                )
+        return given
+
+    def on_sparks(self, spark: SparkSession, root: Path) -> Batches:
+        """Return the rows of each of Spark's batches that has any."""
+        given: Batches = []
+        with self._begun(spark, root):
+            for first, count, late in self.files:
+                write_rows(root, range(first, first + count), self.rows, late)
+                sparks(spark, root, self.drawn.query, self.drawn.mode, given)
+        return given
+
+    @contextmanager
+    def _begun(self, spark: SparkSession, root: Path) -> Iterator[None]:
+        for folder in ("orders", "payments"):
+            shutil.rmtree(root / folder, ignore_errors=True)
+        spark.conf.set(_POLICY, self.policy)
+        try:
+            yield
+        finally:
+            spark.conf.unset(_POLICY)
+
+
+def drawn_play(name: str, root: Path) -> Play:
+    """Draw a query and its input; the same of the same name."""
+    draw = random.Random(name)
+    drawn = drawn_query(draw, root)
+    files = tuple((first, draw.choice([2, 3]), draw.choice([0.05, 0.4])) for first in (0, 3))
+    rows = draw.choice([20, 60])
+    shards = tuple(draw.sample([1, 2, 3, 4], 2))
+    return Play(drawn, files, rows, shards, draw.choice(["min", "min", "min", "max"]))
+
+
+def digests_of(batches: Batches) -> list[str]:
+    """Return how many rows each batch has, and a digest of them."""
+    return [f"{len(rows)} {hashlib.sha256(chr(10).join(rows).encode()).hexdigest()[:16]}" for rows in batches]
 
 
 def _window(time: object, length_s: int, slide_s: int) -> object:
