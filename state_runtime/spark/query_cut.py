@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.joining import CONDITION
-from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, id_of, is_marked, is_window
+from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, distinct_names, id_of, is_marked, is_window
 from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
@@ -219,6 +219,8 @@ class _Cutting:
         for name, field in zip(edge.columns, catalyst.schema_of(edge.attributes).fields, strict=True):
             if name in windows and isinstance(field.dataType, T.StructType):
                 fields += [T.StructField(f"{name}_{each}", field.dataType[each].dataType) for each in _TIMES]
+            elif distinct_names(field.dataType) != field.dataType:
+                return {}
             else:
                 fields.append(T.StructField(name, field.dataType))
         frame, _ = catalyst.stream_without_rows(T.StructType(fields))
@@ -548,7 +550,7 @@ class _Cutting:
 
 def _named_as(catalyst: Catalyst, plan: Any, attributes: Sequence[Any]) -> Any:
     """Return a plan's columns under the names and numbers of others."""
-    pairs = zip(items(plan.output()), attributes, strict=True)
+    pairs = zip(map(catalyst.with_distinct_names, items(plan.output())), attributes, strict=True)
     return catalyst.project([catalyst.as_attribute(*pair) for pair in pairs], plan)
 
 
@@ -561,12 +563,13 @@ def _adopted(catalyst: Catalyst, edge: _Edge, frame: DataFrame) -> Any:
         have = given.get(name)
         if have is None:
             have = catalyst.window(*(given[f"{name}_{each}"] for each in _TIMES))
-        if not have.dataType().sameType(wanted.dataType()):
+        column = catalyst.with_names_of(have, wanted)
+        if column is None:
             raise InvalidPipeline(
                 f"{wanted.name()} is {have.dataType().catalogString()} here and {wanted.dataType().catalogString()} in "
                 "Spark; cast what it is made of"
             )
-        columns.append(catalyst.as_attribute(have, wanted))
+        columns.append(catalyst.as_attribute(column, wanted))
     adopted = catalyst.project(columns, plan)
     return edge.above(adopted) if edge.above is not None else adopted
 
