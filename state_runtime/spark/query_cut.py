@@ -28,7 +28,7 @@ from state_runtime.spark.query_kept import KeptInPlan
 from state_runtime.spark.query_names import Aliases, source_place
 from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 from state_runtime.spark.query_processors import PROCESSORS, code_of
-from state_runtime.spark.query_sessions import session_gap_us
+from state_runtime.spark.query_sessions import OWN_GAPS, session_gap_us
 from state_runtime.spark.query_text import Texts, digest_of, plain_name, window_us_of
 
 __all__ = ["cut_query", "streams_without_rows"]
@@ -359,7 +359,7 @@ class _Cutting:
         columns: dict[str, Any] = {}
         own_keys: dict[str, str] = {}
         names: list[str] = []
-        event_time, window, window_us = "", "", 0
+        event_time, end_column, window, window_us = "", "", "", 0
         for place, (name, key) in enumerate(zip(says, by, strict=True)):
             is_time = time is not None and id_of(key) == id_of(time)
             names.append("window" if is_time and gap_us is not None else name)
@@ -372,12 +372,13 @@ class _Cutting:
             window, window_us = f"k{place}", window_us_of(says[name]) if gap_us is None else gap_us
             start, end = (f"{name}_{each}" for each in _TIMES)
             event_time = end if gap_us is None else start
+            end_column = end if gap_us == OWN_GAPS else ""
             for end_of, field, each in ((WINDOW_START, "start", start), (WINDOW_END, "end", end)):
-                if gap_us is None or each == event_time:
+                if gap_us is None or each in (event_time, end_column):
                     value = catalyst.field_of(_value(key), end_of)
                     columns[each] = catalyst.named(value, each, marked=key if each == event_time else None)
                     own_keys[each] = f"k{place}.{field}"
-        keys = tuple(name for name in columns if gap_us is None or name != event_time)
+        keys = tuple(name for name in columns if gap_us is None or name not in (event_time, end_column))
         for made in calls:
             columns |= {name: catalyst.named(value, name) for name, value in made.arguments.items()}
         kind = "session" if gap_us is not None else "window" if "window" in says else "aggregate"
@@ -400,6 +401,7 @@ class _Cutting:
             calls={made.name: made.call for made in calls},
             event_time=event_time,
             gap_us=gap_us,
+            end_column=end_column,
         )
         attributes = (*(key.toAttribute() for key in by), *(made.result for made in calls))
         edge = (*names, *(made.name for made in calls))

@@ -294,6 +294,16 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
         "sessions behind a join": ("append", lambda spark: (
             joined(spark).groupBy(F.session_window("at", "5 seconds"), "customer").agg(F.count("*").alias("n"))
         )),
+        "sessions of own gaps": ("append", lambda spark: (
+            orders(spark).groupBy(
+                F.session_window("at", F.when(F.expr("customer % 3 = 0"), "0 seconds").when(F.expr("amount > 80"), "9 seconds").otherwise("300 milliseconds")),
+                "shop",
+            ).agg(F.count("*").alias("n"), F.sum("amount").alias("s"), F.max_by("order", "at").alias("last"))
+        )),
+        "sessions of own gaps in SQL": ("append", by_sql(root, (
+            "SELECT session_window, customer, count(*) AS n FROM orders "
+            "GROUP BY session_window(at, concat(amount % 7 - 1, ' seconds')), customer HAVING count(*) > 1"
+        ))),
         "windows of sessions": ("append", lambda spark: (
             orders(spark).groupBy(F.session_window("at", "3 seconds"), "customer").agg(F.count("*").alias("n"))
             .groupBy(F.window(F.window_time("session_window"), "20 seconds")).agg(F.sum("n").alias("n"))

@@ -92,6 +92,7 @@ LONG = [
     "deduplicate, then transformWithState with timers",
     "sessions",
     "sessions in SQL",
+    "sessions of own gaps",
     "windows of sessions",
 ]
 

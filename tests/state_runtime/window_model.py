@@ -24,7 +24,9 @@ from state_runtime.state.version import OpenVersion
 
 KEYS = SCHEMA.keys
 TIME = pa.timestamp("us", "UTC")
-INPUT = pa.schema([*KEYS, ("at", TIME), ("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("b", pa.bool_())])
+INPUT = pa.schema(
+    [*KEYS, ("at", TIME), ("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("b", pa.bool_()), ("ends", TIME)]
+)
 AGGREGATES: dict[str, Aggregate] = {
     "rows": aggregates.count(),
     "n_count": aggregates.count("n"),
@@ -49,7 +51,7 @@ AGGREGATES: dict[str, Aggregate] = {
 
 @dataclass(frozen=True)
 class Row:
-    """An input row; `place` is its place in the source over all epochs."""
+    """An input row; `place` is its place in the source over all epochs, `ends_us` the end of its own session."""
 
     key: Key
     at_us: int | None
@@ -57,6 +59,7 @@ class Row:
     x: float | None = None
     s: str | None = None
     b: bool | None = None
+    ends_us: int | None = None
     place: int = 0
 
 
@@ -132,7 +135,7 @@ class WindowModel:
         for row in rows:
             if row.at_us is None:
                 continue
-            for start, end in self._of(row.at_us):
+            for start, end in self._of(row.at_us, row.ends_us):
                 if end + self.lateness_us <= late_ms * 1000:
                     late += 1
                     continue
@@ -147,9 +150,11 @@ class WindowModel:
             del self.windows[w]
         return emitted, late
 
-    def _of(self, at: int) -> Iterator[tuple[int, int]]:
+    def _of(self, at: int, ends: int | None) -> Iterator[tuple[int, int]]:
         if isinstance(self.window, SessionWindow):
-            yield at, at + self.window.gap_us
+            own = ends if self.window.end_column else at + self.window.gap_us
+            if own is not None and own > at:
+                yield at, own
             return
         size, slide = self.window.size_us, self.window.slide_us
         start = self.window.start_us
@@ -173,7 +178,7 @@ def batch_of_rows(rows: Sequence[Row]) -> pa.RecordBatch:
     columns = [
         *key_columns([r.key for r in rows], negative_zero=len(rows) % 2 == 0),
         *(pa.array([getattr(r, c) for r in rows], INPUT.field(f).type) for c, f in (
-            ("at_us", "at"), ("n", "n"), ("x", "x"), ("s", "s"), ("b", "b"))),
+            ("at_us", "at"), ("n", "n"), ("x", "x"), ("s", "s"), ("b", "b"), ("ends_us", "ends"))),
     ]  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=INPUT)
 

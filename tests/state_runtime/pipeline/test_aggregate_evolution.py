@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,19 @@ from memory_reader import MemoryReader
 from model import ALL_HASHES
 from test_state_layouts_stored import Log
 
-from state_runtime import aggregates
+from state_runtime import aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.snapshot.manifest import OperatorEntry
 from tests.stored import read_states
 
+MOMENT = pa.timestamp("us", "UTC")
 KEYS = pa.schema([("k", pa.int64())])
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("b", pa.bool_())])
 # Everything that there is, each with a column that it takes.
@@ -149,6 +153,40 @@ def test_when_an_aggregate_emits_cannot_change(old: str, new: str) -> None:
     told = [f"append by {mode}" if mode else "none" for mode in (new, old)]
     with pytest.raises(InvalidPipeline, match=f"it runs as {told[0]} now, and as {told[1]} in .*new uid"):
         reconcile(before, [entry_of(new)], snapshot_id=before.snapshot_id + 1)
+
+
+def session_entry(window: SessionWindow) -> OperatorEntry:
+    keys = pa.schema([("k", pa.int64())])
+    return plan_windows(
+        uid="op",
+        key_columns=("k",),
+        key_ddl="`k` bigint",
+        key_schema=keys,
+        schema=pa.schema([*keys, ("at", MOMENT), ("ends", MOMENT), ("until", MOMENT)]),
+        time_column="at",
+        window=window,
+        aggregates={"n": aggregates.count()},
+        mode="append",
+        ddl=lambda _: "`window.end` timestamp, `n` bigint",
+    ).entry()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (windows.session("1 second"), windows.session("2 seconds")),
+        (windows.session("1 second"), windows.session(end_column="ends")),
+        (windows.session(end_column="ends"), windows.session("1 second")),
+        (windows.session(end_column="ends"), windows.session(end_column="until")),
+    ],
+)
+def test_when_a_session_ends_cannot_change(old: SessionWindow, new: SessionWindow) -> None:
+    """Sessions that are stored would be merged by another rule than the one that made them."""
+    before = replace(Job().log.manifest, operators=(session_entry(old),))
+    assert reconcile(before, [session_entry(old)], snapshot_id=before.snapshot_id + 1) == (session_entry(old),)
+    told = re.escape(new.text), re.escape(old.text)
+    with pytest.raises(InvalidPipeline, match=f"it runs as append, {told[0]}.* now, and as append, {told[1]}.*new uid"):
+        reconcile(before, [session_entry(new)], snapshot_id=before.snapshot_id + 1)
 
 
 @pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different"])
