@@ -122,7 +122,7 @@ def max_by(column: str, by: str) -> Aggregate:
     later one wins: later epoch, and within it the order of the source. Spark's choice is not fixed.
 
     Args:
-        by: a column of numbers, text, binary, booleans, dates or timestamps.
+        by: a column of any type but maps, and structs and arrays of them; structs are compared field by field.
 
     Example:
         aggregates.max_by("status", "changed_at")
@@ -147,7 +147,7 @@ def top_n(column: str, n: int, by: str | None = None) -> Aggregate:
     Args:
         column: of any type.
         n: 1 to 10,000. It cannot be changed in a job with state: give the operator a new uid.
-        by: a column of numbers, text, binary, booleans, dates or timestamps; None is the column itself.
+        by: as of `max_by`; None is the column itself.
 
     Example:
         aggregates.top_n("bidder", 10, by="price")
