@@ -31,7 +31,7 @@ from state_runtime.pipeline.operators import (
     WindowStep,
 )
 from state_runtime.pipeline.sources import Source, open_sources, streaming_frame
-from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
+from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, DISTINCT_LIMIT_MAX, Aggregate
 from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.snapshot.paths import check_uid
 from state_runtime.spark.query_cut import cut_query, streams_without_rows
@@ -322,7 +322,7 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
 
 
 def _aggregate(called: Called) -> Aggregate:
-    limit = COLLECT_LIMIT_MAX if called.function == "collect" else 0
+    limit = {"collect": COLLECT_LIMIT_MAX, "collect_set": DISTINCT_LIMIT_MAX}.get(called.function, 0)
     return Aggregate(
         function=called.function,
         column=called.column,

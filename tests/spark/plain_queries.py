@@ -280,6 +280,15 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
             .agg(F.count("*").alias("n"), F.sum("amount").alias("s"), F.max_by("at", "order").alias("last"))
         )),
         "aggregate of all rows": ("update", by_sql(root, "SELECT count(*) AS n, sum(amount) AS s FROM (SELECT amount FROM orders)")),
+        "sets and lists, the most by structs": ("append", lambda spark: (
+            orders(spark).groupBy(tumbling(), "customer").agg(
+                F.sort_array(F.collect_set("shop")).alias("shops"),
+                F.sort_array(F.collect_set(F.expr("struct(shop, if(amount > 50, CAST('nan' AS DOUBLE), amount % 3 - 0.0D) AS x)"))).alias("pairs"),
+                F.size(F.expr("collect_set(array(shop, upper(shop))) FILTER (WHERE amount > 20)")).alias("n"),
+                F.max_by(F.struct("order", "at"), F.struct("shop", "amount", "order", "at")).alias("most"),
+                F.expr("min_by(order, array(shop, CAST(amount AS STRING), CAST(order AS STRING)))").alias("least"),
+            )
+        )),
         "windows in update mode": ("update", lambda spark: (
             orders(spark).groupBy(tumbling(), "shop").agg(F.count("*").alias("n"), F.max("amount").alias("most"))
         )),

@@ -178,6 +178,23 @@ def test_another_query_is_refused_and_nothing_is_written(spark: SparkSession, tm
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("function", ["collect_set", "collect_list"])
+def test_what_spark_keeps_in_a_buffer_of_its_own_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, function: str
+) -> None:
+    query = sums(tmp_path, "count(*) AS n", f"{function}(shop) AS shops")
+    write_rows(tmp_path, range(1))
+    sparks(spark, tmp_path, query, "append", [])
+    with pytest.raises(
+        InvalidConfiguration, match=rf"{function[:7]}.*\(orders.shop\) cannot be made of what Spark keeps"
+    ):
+        import_checkpoint(
+            spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, "append", []), f"{tmp_path}/store/plain"
+        )
+    assert not (tmp_path / "store" / "plain").exists()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["left join", "applyInPandasWithState"])
 def test_what_cannot_be_imported_is_refused_by_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
     mode, query = queries(tmp_path)[name]

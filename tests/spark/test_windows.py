@@ -119,6 +119,8 @@ FUNCTIONS: dict[str, tuple[Aggregate, str]] = {
     "different_d": (aggregates.count_distinct("d"), "count(DISTINCT d)"),
     "different_m": (aggregates.count_distinct("m"), "count(DISTINCT m)"),
     "different_b": (aggregates.count_distinct("b"), "count(DISTINCT b)"),
+    "set_s": (aggregates.collect_set("s"), "sort_array(collect_set(s))"),
+    "set_day": (aggregates.collect_set("day"), "sort_array(collect_set(day))"),
     # Spark breaks ties as it likes, so the comparison orders by the place, too.
     "max_by_d": (aggregates.max_by("s", "d"), "max_by(s, struct(d, place)) FILTER (WHERE d IS NOT NULL)"),
     "max_by_b": (aggregates.max_by("m", "b"), "max_by(m, struct(b, place)) FILTER (WHERE b IS NOT NULL)"),

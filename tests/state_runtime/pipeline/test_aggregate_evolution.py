@@ -42,6 +42,7 @@ ALL: dict[str, Aggregate] = {
     "other": aggregates.last("v", True),
     "list": aggregates.collect("v"),
     "different": aggregates.count_distinct("v"),
+    "set": aggregates.collect_set("v"),
     "distinct": aggregates.count_distinct_approx("v"),
     "of_most": aggregates.max_by("b", "v"),
     "of_least": aggregates.min_by("v", "b"),
@@ -189,9 +190,10 @@ def test_when_a_session_ends_cannot_change(old: SessionWindow, new: SessionWindo
         reconcile(before, [session_entry(new)], snapshot_id=before.snapshot_id + 1)
 
 
-@pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different"])
+@pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different", "set", "list"])
 def test_an_aggregate_that_was_added_after_the_last_row_of_a_key_is_one_of_no_rows(name: str) -> None:
     """Such a key, or a window, is emitted when the watermark passes it, although no row has come since."""
     plan = plan_aggregates({name: ALL[name]}, INPUT, "op")
     (found,) = plan.finish([pa.nulls(1, slot.type) for slot in plan.slots])
-    assert found.to_pylist() == [0 if name in ("n", "n_v", "different") else None]
+    of_no_rows = {"n": 0, "n_v": 0, "different": 0, "set": [], "list": []}
+    assert found.to_pylist() == [of_no_rows.get(name)]
