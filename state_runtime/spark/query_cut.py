@@ -186,7 +186,10 @@ class _Cutting:
     def parts(self) -> tuple[Part, ...]:
         """Cut the whole plan."""
         # The optimizer may have dropped the last names.
-        self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output), is_last=True)
+        inner = partial(_named_as, self._catalyst, attributes=self._output)
+        if any(distinct_names(each.dataType) != each.dataType for each in self._catalyst.schema_of(self._output)):
+            inner = partial(inner, made=self._catalyst.with_distinct_names)
+        self._rows(self._plan, inner, is_last=True)
         return tuple(self._parts)
 
     def _add(self, part: Part) -> int:
@@ -550,9 +553,15 @@ class _Cutting:
         return dict(zip(names, attributes, strict=True))
 
 
-def _named_as(catalyst: Catalyst, plan: Any, attributes: Sequence[Any]) -> Any:
-    """Return a plan's columns under the names and numbers of others."""
-    pairs = zip(map(catalyst.with_distinct_names, items(plan.output())), attributes, strict=True)
+def _named_as(
+    catalyst: Catalyst, plan: Any, attributes: Sequence[Any], made: Callable[[Any], Any] = lambda column: column
+) -> Any:
+    """Return a plan's columns under the names and numbers of others.
+
+    Args:
+        made: what is made of each column.
+    """
+    pairs = zip(map(made, items(plan.output())), attributes, strict=True)
     return catalyst.project([catalyst.as_attribute(*pair) for pair in pairs], plan)
 
 

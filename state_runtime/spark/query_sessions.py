@@ -35,9 +35,9 @@ def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | 
     made = key.child() if kind_of(key) == "Alias" else _made(plan, id_of(key), is_cut)
     if made is None:
         return None
-    end = items(made.children())[2 * WINDOW_END + 1]  # of a struct: a name, a value, a name, a value
-    while len(below := items(end.children())) == 1:
-        end = below[0]  # conversions around the sum of time and gap
+    below = items(made.children())[2 * WINDOW_END + 1 :]  # of a struct: a name, a value, a name, a value
+    while len(below) == 1:
+        below = items(below[0].children())  # conversions around the sum of time and gap
     return max(_micros(below[1]), OWN_GAPS) if len(below) == 2 and _is_interval(below[1]) else OWN_GAPS
 
 
