@@ -260,7 +260,8 @@ def test_a_session_takes_a_row_exactly_one_gap_later() -> None:
 def test_a_session_of_own_ends_lasts_as_long_as_the_row_of_it_that_ends_last() -> None:
     """Not as long as the last of its rows: the first one may outlast it."""
     driven = Driven(windows.session(end_column="ends"), "append")
-    driven.epoch([Row(A, 0, ends_us=30 * SECOND), Row(A, 5 * SECOND, ends_us=6 * SECOND)])
+    driven.epoch([Row(A, at * SECOND, ends_us=end * SECOND) for at, end in ((0, 30), (5, 6), (20, 21), (25, 26))])
+    assert driven.live == 1
     driven.epoch([Row(A, 30 * SECOND, ends_us=31 * SECOND), Row(B, 0, ends_us=2 * SECOND)], 1_000, 0)
     assert list(driven.epoch([], 30_999, 1_000)) == [(B, 0, 2 * SECOND)]
     assert list(driven.epoch([], 31_000, 30_999)) == [(A, 0, 31 * SECOND)]
