@@ -769,8 +769,8 @@ class KeyedStream:
         Emits the key columns, `window` (a struct of start and end, as Spark's) and the aggregates.
 
         Args:
-            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")` or `windows.session("5
-                minutes")`.
+            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")`, `windows.session("5
+                minutes")`, or `windows.session(end_column="ends_at")` with an end of each row's own.
             output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
                 watermark has passed its end.
             allowed_lateness: how long after that a window stays open for late rows.

@@ -108,7 +108,7 @@ def columns_read(operator: Operator) -> tuple[str, ...]:
     if isinstance(operator, AggregateOperator):
         return _distinct(*operator.key_columns, *operator.plan.columns)
     if isinstance(operator, WindowOperator | SessionOperator):
-        return _distinct(*operator.key_columns, operator.time_column, *operator.plan.columns)
+        return _distinct(*operator.key_columns, *_times_of(operator), *operator.plan.columns)
     if isinstance(operator, VectorizedOperator) and isinstance(operator.processor, LatestBy):
         return _distinct(*operator.key_columns, *operator.processor.kept)
     return ()
@@ -124,7 +124,7 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
     if isinstance(operator, AggregateOperator | WindowOperator | SessionOperator):
         found += [name for name in operator.plan.columns if name.startswith(CONDITION_COLUMN)]
     if isinstance(operator, WindowOperator | SessionOperator):
-        found.append(operator.time_column)
+        found += _times_of(operator)
     if isinstance(operator, IntervalJoinOperator | AsOfJoinOperator):
         found.append(SIDE_COLUMN)
     if isinstance(operator, StatefulProcessorOperator):
@@ -138,6 +138,12 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
         if isinstance(operator.processor, LatestBy):
             found += operator.processor.order
     return _distinct(*filter(None, found))
+
+
+def _times_of(operator: WindowOperator | SessionOperator) -> tuple[str, ...]:
+    """Return the columns that say in which windows a row is."""
+    ends = operator.window.end_column if isinstance(operator, SessionOperator) else ""
+    return (operator.time_column, ends) if ends else (operator.time_column,)
 
 
 def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str) -> DataFrame:

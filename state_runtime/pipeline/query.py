@@ -41,8 +41,8 @@ from state_runtime.pipeline.operators import (
     WindowStep,
 )
 from state_runtime.pipeline.sources import Source, open_sources, streaming_frame
-from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, Aggregate
-from state_runtime.processors.declared.windows import session
+from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, DISTINCT_LIMIT_MAX, Aggregate
+from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.snapshot.paths import check_uid
 from state_runtime.spark.query_cut import cut_query, streams_without_rows
 from state_runtime.spark.query_parts import (
@@ -304,9 +304,9 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
         # Of a GROUP BY without functions the keys are the answer.
         calls = calls or {"count": Aggregate("count", None)}
         if part.gap_us is not None:
-            gap = session(f"{part.gap_us} microseconds")
+            window = SessionWindow(part.gap_us, part.end_column)
             return WindowStep(
-                uid=uid, window=gap, aggregates=calls, output_mode=output_mode, allowed_lateness="0 seconds"
+                uid=uid, window=window, aggregates=calls, output_mode=output_mode, allowed_lateness="0 seconds"
             )
         return AggregateStep(uid, calls, output_mode, forgets=bool(part.event_time))
     if isinstance(part, Deduplicated):
@@ -327,7 +327,7 @@ def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) ->
 
 
 def _aggregate(called: Called) -> Aggregate:
-    limit = COLLECT_LIMIT_MAX if called.function == "collect" else 0
+    limit = {"collect": COLLECT_LIMIT_MAX, "collect_set": DISTINCT_LIMIT_MAX}.get(called.function, 0)
     return Aggregate(
         function=called.function,
         column=called.column,

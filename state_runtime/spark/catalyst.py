@@ -17,7 +17,7 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.columns import DELAY_METADATA
 from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_context, java_session, kind_of, object_of
 
-__all__ = ["WINDOW_END", "WINDOW_START", "Catalyst", "id_of", "is_marked", "is_window"]
+__all__ = ["WINDOW_END", "WINDOW_START", "Catalyst", "distinct_names", "id_of", "is_marked", "is_window"]
 
 WINDOW_START: Final = 0
 WINDOW_END: Final = 1
@@ -44,7 +44,8 @@ class Catalyst:
         self._nothing = self._to_sequence([])
         self._literals = object_of(self._expressions, "Literal")
         self._names = object_of(self._expressions, "NamedExpression")
-        self._metadata = jvm.org.apache.spark.sql.types.MetadataBuilder
+        self._types = jvm.org.apache.spark.sql.types
+        self._metadata = self._types.MetadataBuilder
         self._unmarked = self._metadata().build()
         self._execution = jvm.org.apache.spark.sql.execution
         self._unpartitioned = self._package.plans.physical.UnknownPartitioning(0)
@@ -194,7 +195,7 @@ class Catalyst:
         return self._package.plans.logical.Filter(condition, plan)
 
     def named(self, expression: Any, name: str, *, marked: Any = None) -> Any:
-        """Return a column of an expression, with a name.
+        """Return a column of an expression, with a name, and with other names in structs that have one twice.
 
         Args:
             marked: a column whose mark of event time it gets; None: it has none.
@@ -203,7 +204,25 @@ class Catalyst:
         if marked is not None:
             metadata = self._metadata().putLong(DELAY_METADATA, marked.metadata().getLong(DELAY_METADATA)).build()
         alias = self._expressions.Alias
-        return alias(expression, name, self._names.newExprId(), self._nothing, self._some(metadata), self._nothing)
+        value = self.with_distinct_names(expression)
+        return alias(value, name, self._names.newExprId(), self._nothing, self._some(metadata), self._nothing)
+
+    def with_distinct_names(self, expression: Any) -> Any:
+        """Return a value in whose structs no name is there twice: Arrow takes no others."""
+        given = _type_of(expression.dataType())
+        made = distinct_names(given)
+        return expression if made == given else self._cast(expression, self._java.parseDataType(made.json()))
+
+    def with_names_of(self, column: Any, attribute: Any) -> Any:
+        """Return a column with the names that an attribute has in its structs; None if it has another type."""
+        have, wanted = column.dataType(), attribute.dataType()
+        if have.sameType(wanted):
+            return column
+        is_named_otherwise = self._types.DataType.equalsStructurally(have, wanted, True)
+        return self._cast(column, wanted.asNullable()) if is_named_otherwise else None
+
+    def _cast(self, expression: Any, data_type: Any) -> Any:
+        return self._expressions.Cast(expression, data_type, self._none)
 
     def as_attribute(self, expression: Any, attribute: Any) -> Any:
         """Return a column that a plan takes for an attribute which it knows."""
@@ -238,16 +257,7 @@ class Catalyst:
 
     def schema_of(self, attributes: Sequence[Any]) -> T.StructType:
         """Return the schema of columns."""
-        fields = [
-            {
-                "name": str(each.name()),
-                "type": json.loads(str(each.dataType().json())),
-                "nullable": True,
-                "metadata": {},
-            }
-            for each in attributes
-        ]
-        return T.StructType.fromJson({"type": "struct", "fields": fields})
+        return T.StructType([T.StructField(str(each.name()), _type_of(each.dataType())) for each in attributes])
 
     def grouping_of(self, aggregate: Any) -> tuple[list[Any], list[Any], list[Any]] | None:
         """Return an aggregate's keys, its function calls, and the results made of them; None if Spark cannot tell."""
@@ -285,6 +295,29 @@ class Catalyst:
             columns.apply(evicted), columns.apply(self.sequence(other)), self._some(condition), self._some(watermark_ms)
         )
         return int(found.get()) if found.isDefined() else None
+
+
+def distinct_names(data_type: T.DataType) -> T.DataType:
+    """Return a type in whose structs no name is there twice."""
+    if isinstance(data_type, T.ArrayType):
+        return T.ArrayType(distinct_names(data_type.elementType), data_type.containsNull)
+    if isinstance(data_type, T.MapType):
+        key, value = distinct_names(data_type.keyType), distinct_names(data_type.valueType)
+        return T.MapType(key, value, data_type.valueContainsNull)
+    if not isinstance(data_type, T.StructType):
+        return data_type
+    fields: dict[str, T.StructField] = {}
+    for field in data_type.fields:
+        name = field.name
+        while name in fields:
+            name = f"{name}_"
+        fields[name] = T.StructField(name, distinct_names(field.dataType), field.nullable, field.metadata)
+    return T.StructType(list(fields.values()))
+
+
+def _type_of(java_type: Any) -> T.DataType:
+    field = {"name": "value", "type": json.loads(str(java_type.json())), "nullable": True, "metadata": {}}
+    return T.StructType.fromJson({"type": "struct", "fields": [field]})["value"].dataType
 
 
 def id_of(attribute: Any) -> int:

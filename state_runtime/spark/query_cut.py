@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.joining import CONDITION
-from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, id_of, is_marked, is_window
+from state_runtime.spark.catalyst import WINDOW_END, WINDOW_START, Catalyst, distinct_names, id_of, is_marked, is_window
 from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.jvm import items, kind_of, kinds_in
 from state_runtime.spark.query_functions import made_call
@@ -28,7 +28,7 @@ from state_runtime.spark.query_kept import KeptInPlan
 from state_runtime.spark.query_names import Aliases, source_place
 from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 from state_runtime.spark.query_processors import PROCESSORS, code_of
-from state_runtime.spark.query_sessions import session_gap_us
+from state_runtime.spark.query_sessions import OWN_GAPS, session_gap_us
 from state_runtime.spark.query_text import Texts, digest_of, plain_name, window_us_of
 
 __all__ = ["cut_query", "streams_without_rows"]
@@ -186,7 +186,10 @@ class _Cutting:
     def parts(self) -> tuple[Part, ...]:
         """Cut the whole plan."""
         # The optimizer may have dropped the last names.
-        self._rows(self._plan, partial(_named_as, self._catalyst, attributes=self._output), is_last=True)
+        inner = partial(_named_as, self._catalyst, attributes=self._output)
+        if any(distinct_names(each.dataType) != each.dataType for each in self._catalyst.schema_of(self._output)):
+            inner = partial(inner, made=self._catalyst.with_distinct_names)
+        self._rows(self._plan, inner, is_last=True)
         return tuple(self._parts)
 
     def _add(self, part: Part) -> int:
@@ -219,6 +222,8 @@ class _Cutting:
         for name, field in zip(edge.columns, catalyst.schema_of(edge.attributes).fields, strict=True):
             if name in windows and isinstance(field.dataType, T.StructType):
                 fields += [T.StructField(f"{name}_{each}", field.dataType[each].dataType) for each in _TIMES]
+            elif distinct_names(field.dataType) != field.dataType:
+                return {}
             else:
                 fields.append(T.StructField(name, field.dataType))
         frame, _ = catalyst.stream_without_rows(T.StructType(fields))
@@ -357,7 +362,7 @@ class _Cutting:
         columns: dict[str, Any] = {}
         own_keys: dict[str, str] = {}
         names: list[str] = []
-        event_time, window, window_us = "", "", 0
+        event_time, end_column, window, window_us = "", "", "", 0
         for place, (name, key) in enumerate(zip(says, by, strict=True)):
             is_time = time is not None and id_of(key) == id_of(time)
             names.append("window" if is_time and gap_us is not None else name)
@@ -370,12 +375,13 @@ class _Cutting:
             window, window_us = f"k{place}", window_us_of(says[name]) if gap_us is None else gap_us
             start, end = (f"{name}_{each}" for each in _TIMES)
             event_time = end if gap_us is None else start
+            end_column = end if gap_us == OWN_GAPS else ""
             for end_of, field, each in ((WINDOW_START, "start", start), (WINDOW_END, "end", end)):
-                if gap_us is None or each == event_time:
+                if gap_us is None or each in (event_time, end_column):
                     value = catalyst.field_of(_value(key), end_of)
                     columns[each] = catalyst.named(value, each, marked=key if each == event_time else None)
                     own_keys[each] = f"k{place}.{field}"
-        keys = tuple(name for name in columns if gap_us is None or name != event_time)
+        keys = tuple(name for name in columns if gap_us is None or name not in (event_time, end_column))
         for made in calls:
             columns |= {name: catalyst.named(value, name) for name, value in made.arguments.items()}
         kind = "session" if gap_us is not None else "window" if "window" in says else "aggregate"
@@ -398,6 +404,7 @@ class _Cutting:
             calls={made.name: made.call for made in calls},
             event_time=event_time,
             gap_us=gap_us,
+            end_column=end_column,
         )
         attributes = (*(key.toAttribute() for key in by), *(made.result for made in calls))
         edge = (*names, *(made.name for made in calls))
@@ -546,9 +553,15 @@ class _Cutting:
         return dict(zip(names, attributes, strict=True))
 
 
-def _named_as(catalyst: Catalyst, plan: Any, attributes: Sequence[Any]) -> Any:
-    """Return a plan's columns under the names and numbers of others."""
-    pairs = zip(items(plan.output()), attributes, strict=True)
+def _named_as(
+    catalyst: Catalyst, plan: Any, attributes: Sequence[Any], made: Callable[[Any], Any] = lambda column: column
+) -> Any:
+    """Return a plan's columns under the names and numbers of others.
+
+    Args:
+        made: what is made of each column.
+    """
+    pairs = zip(map(made, items(plan.output())), attributes, strict=True)
     return catalyst.project([catalyst.as_attribute(*pair) for pair in pairs], plan)
 
 
@@ -561,12 +574,13 @@ def _adopted(catalyst: Catalyst, edge: _Edge, frame: DataFrame) -> Any:
         have = given.get(name)
         if have is None:
             have = catalyst.window(*(given[f"{name}_{each}"] for each in _TIMES))
-        if not have.dataType().sameType(wanted.dataType()):
+        column = catalyst.with_names_of(have, wanted)
+        if column is None:
             raise InvalidPipeline(
                 f"{wanted.name()} is {have.dataType().catalogString()} here and {wanted.dataType().catalogString()} in "
                 "Spark; cast what it is made of"
             )
-        columns.append(catalyst.as_attribute(have, wanted))
+        columns.append(catalyst.as_attribute(column, wanted))
     adopted = catalyst.project(columns, plan)
     return edge.above(adopted) if edge.above is not None else adopted
 

@@ -25,6 +25,7 @@ _FUNCTIONS: Final[Mapping[str, str]] = {
     "First": "first",
     "Last": "last",
     "CollectList": "collect",
+    "CollectSet": "collect_set",
     "StddevSamp": "stddev",
     "StddevPop": "stddev_pop",
     "VarianceSamp": "variance",
@@ -35,6 +36,7 @@ _FUNCTIONS: Final[Mapping[str, str]] = {
 }
 _CHOOSING: Final = frozenset({"max_by", "min_by"})
 _ORDERED: Final = frozenset({"first", "last"})
+_COLLECTING: Final = frozenset({"collect", "collect_set"})
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def made_call(catalyst: Catalyst, texts: Texts, expression: Any) -> MadeCall:
     if name is None or expression.isDistinct():
         known = ", ".join(sorted(_FUNCTIONS.values()))
         raise InvalidPipeline(f"the aggregate function {told} is not supported; there are {known}")
+    if name in _COLLECTING and not function.ignoreNulls():
+        raise InvalidPipeline(f"{told}: RESPECT NULLS is not supported here; leave it out, or collect a struct of it")
     given = items(function.children())[: 2 if name in _CHOOSING else 1]
     if name == "count" and len(items(function.children())) > 1:
         raise InvalidPipeline(f"{told} counts rows by several columns; count one, or count(*) with FILTER (WHERE …)")

@@ -53,7 +53,8 @@ class Kept:
         keys: the columns of its key.
         own_keys: SQL for the key columns here, over the native ones `k0`, `k1`, ….
         window: SQL for the window among its keys, as a struct of its times; "" if there is none.
-        window_us: how long that is; of a session how long at least; 0 of a sliding one, whose plan does not say it.
+        window_us: how long that is; of a session how long at least; 0 if the plan does not say it: of a sliding one,
+            and of a session with gaps of each row's own.
         buffers: of an aggregate the columns of each function's buffer, by the name of the call, in their order.
     """
 
@@ -149,12 +150,15 @@ class Grouped(Stateful):
     Attributes:
         calls: by the name of their column.
         event_time: the key column with event time; "" if there is none.
-        gap_us: of a session window, which is then not among the keys; None for any other grouping.
+        gap_us: of a session window, which is then not among the keys; 0 if each row has a gap of its own; None for any
+            other grouping.
+        end_column: of a session window with such gaps: the column with the end of each row.
     """
 
     calls: Mapping[str, Called]
     event_time: str = ""
     gap_us: int | None = None
+    end_column: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,13 @@ from typing import Any, Final
 
 from py4j.java_gateway import get_field
 
-from state_runtime.base.errors import InvalidPipeline
-from state_runtime.spark.catalyst import id_of
+from state_runtime.spark.catalyst import WINDOW_END, id_of
 from state_runtime.spark.jvm import items, kind_of
 
-__all__ = ["session_gap_us"]
+__all__ = ["OWN_GAPS", "session_gap_us"]
+
+OWN_GAPS: Final = 0
+"""Each row has a gap of its own, or one whose length is not fixed."""
 
 _MARK: Final = "spark.sessionWindow"
 _DAY_US: Final = 86_400_000_000
@@ -25,21 +27,18 @@ def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | 
         plan: what the grouping reads.
 
     Returns:
-        None of any other column: also of the session of a grouping before, which has the mark as well.
-
-    Raises:
-        InvalidPipeline: the gap is not the same for all rows.
+        `OWN_GAPS` if it is not a duration that is the same for all rows. None of any other column: also of the session
+        of a grouping before, which has the mark as well.
     """
     if not key.metadata().contains(_MARK):
         return None
     made = key.child() if kind_of(key) == "Alias" else _made(plan, id_of(key), is_cut)
     if made is None:
         return None
-    gaps = {_micros(leaf) for leaf in items(made.collectLeaves()) if _is_interval(leaf)}
-    times = {kind_of(leaf.dataType()) for leaf in items(made.references().toSeq())}
-    if len(gaps) != 1 or not times <= {"TimestampType$", "TimestampNTZType$"}:
-        raise InvalidPipeline("session_window with a gap of each row's own is not supported; give it one duration")
-    return gaps.pop()
+    below = items(made.children())[2 * WINDOW_END + 1 :]  # of a struct: a name, a value, a name, a value
+    while len(below) == 1:
+        below = items(below[0].children())  # conversions around the sum of time and gap
+    return max(_micros(below[1]), OWN_GAPS) if len(below) == 2 and _is_interval(below[1]) else OWN_GAPS
 
 
 def _made(plan: Any, number: int, is_cut: Callable[[Any], bool]) -> Any:
@@ -59,9 +58,10 @@ def _is_interval(leaf: Any) -> bool:
 
 
 def _micros(leaf: Any) -> int:
+    """Return how long an interval is; 0 if that is not fixed."""
     value = leaf.value()
     if isinstance(value, int):
         return value
-    if get_field(value, "months"):
-        raise InvalidPipeline("session_window with a gap in months is not supported; give it in days")
+    if value is None or get_field(value, "months"):
+        return 0
     return int(get_field(value, "microseconds")) + int(get_field(value, "days")) * _DAY_US

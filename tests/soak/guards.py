@@ -633,6 +633,29 @@ GUARDS: tuple[Guard, ...] = (
         f"{_OF_SPARK}test_a_plain_query_gives_what_spark_gives_batch_by_batch",
     ),
     Guard(
+        "query-nulls-are-not-left-out-silently",
+        "state_runtime/spark/query_functions.py",
+        "if name in _COLLECTING and not function.ignoreNulls():",
+        "if False:",
+        f"{_OF_SPARK}test_what_is_not_supported_is_refused_by_name_before_anything_is_written",
+    ),
+    Guard(
+        "sessions-last-as-long-as-any-of-their-rows",
+        "state_runtime/processors/builtin/sessions.py",
+        "starts[1:] > running_max(group, ends)[:-1]",
+        "starts[1:] > ends[:-1]",
+        "tests/state_runtime/processors/test_processors_windows.py::"
+        "test_a_session_of_own_ends_lasts_as_long_as_the_row_of_it_that_ends_last",
+    ),
+    Guard(
+        "rows-that-end-when-they-begin-are-in-no-session",
+        "state_runtime/processors/builtin/sessions.py",
+        "longer = ends > times",
+        "longer = np.ones(len(ends), dtype=np.bool_)",
+        "tests/state_runtime/processors/test_processors_windows.py::"
+        "test_rows_without_an_end_after_their_time_are_in_no_session_and_not_late",
+    ),
+    Guard(
         "deduplicate-clock-moves-without-rows",
         "state_runtime/processors/user/vectorized.py",
         'return "event" if is_by_time else _DOMAINS',

@@ -35,6 +35,7 @@ _FILTERS = (
 _FUNCTIONS = (
     "count(*)", "count(amount)", "sum(amount)", "min(order)", "max(shop)", "avg(amount)", "sum(amount + customer) * 2",
     "count(*) FILTER (WHERE amount > 50)", "max_by(order, order)", "round(stddev(amount), 6)", "collect_list(1)",
+    "sort_array(collect_set(amount % 5))", "max_by(order, struct(amount, order))",
     "bool_or(amount > 90)", "sum(CAST(amount AS DECIMAL(10, 2)))", "count_if(shop = 'a')",
 )  # fmt: skip
 _KEYS = ("customer", "shop", "upper(shop)", "customer % 4")
@@ -57,7 +58,17 @@ def drawn_query(draw: random.Random, root: Path) -> Drawn:
     """Draw one; the same of the same draws."""
     frame, text, operators = _rows(draw, root)
     kind = draw.choice(
-        ["windows", "windows", "windows", "sessions", "windows of windows", "rows", "deduplicate", "processor"]
+        [
+            "windows",
+            "windows",
+            "windows",
+            "sessions",
+            "sessions of own gaps",
+            "windows of windows",
+            "rows",
+            "deduplicate",
+            "processor",
+        ]
     )
     if kind == "rows":
         return Drawn(lambda spark: frame(spark).select("order", "customer", "amount", "at"), "append", text)
@@ -74,13 +85,17 @@ def drawn_query(draw: random.Random, root: Path) -> Drawn:
         )
     mode = draw.choice(["append", "update"]) if kind == "windows" and not operators else "append"
     functions = draw.sample(_FUNCTIONS, draw.randint(1, 3))
-    keys = draw.sample(_KEYS, draw.choice([0, 1, 1, 2]) if kind != "sessions" else draw.choice([1, 2]))
+    keys = draw.sample(_KEYS, draw.choice([1, 2] if "sessions" in kind else [0, 1, 1, 2]))
     length_s = draw.choice([3, 5, 10, 20])
     slide_s = draw.choice([length_s, length_s, max(1, length_s // 2)])
     having = draw.choice([None, None, "f0 IS NOT NULL"])
 
     def windowed(spark: SparkSession) -> DataFrame:
-        time = F.session_window("at", f"{length_s} seconds") if kind == "sessions" else _window("at", length_s, slide_s)
+        gap = {
+            "sessions": F.lit(f"{length_s} seconds"),
+            "sessions of own gaps": F.expr(f"concat(customer % {length_s}, ' seconds')"),
+        }.get(kind)
+        time = F.session_window("at", gap) if gap is not None else _window("at", length_s, slide_s)
         by = [F.expr(key).alias(f"k{number}") for number, key in enumerate(keys)]
         made = [F.expr(function).alias(f"f{number}") for number, function in enumerate(functions)]
         grouped = frame(spark).groupBy(time.alias("w"), *by).agg(*made)

@@ -280,6 +280,15 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
             .agg(F.count("*").alias("n"), F.sum("amount").alias("s"), F.max_by("at", "order").alias("last"))
         )),
         "aggregate of all rows": ("update", by_sql(root, "SELECT count(*) AS n, sum(amount) AS s FROM (SELECT amount FROM orders)")),
+        "sets and lists, the most by structs": ("append", lambda spark: (
+            orders(spark).groupBy(tumbling(), "customer").agg(
+                F.sort_array(F.collect_set("shop")).alias("shops"),
+                F.sort_array(F.collect_set(F.expr("struct(shop, if(amount > 50, CAST('nan' AS DOUBLE), amount % 3 - 0.0D) AS x)"))).alias("pairs"),
+                F.size(F.expr("collect_set(array(shop, upper(shop))) FILTER (WHERE amount > 20)")).alias("n"),
+                F.max_by(F.struct("order", "at"), F.struct("shop", "amount", "order", "at")).alias("most"),
+                F.expr("min_by(order, array(shop, CAST(amount AS STRING), CAST(order AS STRING)))").alias("least"),
+            )
+        )),
         "windows in update mode": ("update", lambda spark: (
             orders(spark).groupBy(tumbling(), "shop").agg(F.count("*").alias("n"), F.max("amount").alias("most"))
         )),
@@ -294,6 +303,16 @@ def queries(root: Path) -> dict[str, tuple[str, Query]]:
         "sessions behind a join": ("append", lambda spark: (
             joined(spark).groupBy(F.session_window("at", "5 seconds"), "customer").agg(F.count("*").alias("n"))
         )),
+        "sessions of own gaps": ("append", lambda spark: (
+            orders(spark).groupBy(
+                F.session_window("at", F.when(F.expr("customer % 3 = 0"), "0 seconds").when(F.expr("amount > 80"), "9 seconds").otherwise("300 milliseconds")),
+                "shop",
+            ).agg(F.count("*").alias("n"), F.sum("amount").alias("s"), F.max_by("order", "at").alias("last"))
+        )),
+        "sessions of own gaps in SQL": ("append", by_sql(root, (
+            "SELECT session_window, customer, count(*) AS n FROM orders "
+            "GROUP BY session_window(at, concat(amount % 7 - 1, ' seconds')), customer HAVING count(*) > 1"
+        ))),
         "windows of sessions": ("append", lambda spark: (
             orders(spark).groupBy(F.session_window("at", "3 seconds"), "customer").agg(F.count("*").alias("n"))
             .groupBy(F.window(F.window_time("session_window"), "20 seconds")).agg(F.sum("n").alias("n"))

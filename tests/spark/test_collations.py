@@ -70,11 +70,13 @@ WAYS: dict[str, Callable[[Any], Any]] = {
             "min": aggregates.min("name"),
             "max": aggregates.max("name"),
             "distinct": aggregates.count_distinct("name"),
+            "set": aggregates.collect_set("nested"),
             "sketch": aggregates.count_distinct_approx("name"),
             "top": aggregates.top_n("name", 2),
             "top by": aggregates.top_n("n", 2, by="name"),
             "bottom of structs": aggregates.bottom_n("nested", 2, by="n"),
             "max by": aggregates.max_by("n", by="name"),
+            "max by a struct": aggregates.max_by("n", by="nested"),
             "min by a condition": aggregates.min_by("n", by="name").where("n > 1"),
             "kept": aggregates.last("name"),
         }.items()

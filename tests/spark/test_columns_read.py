@@ -37,6 +37,7 @@ SCHEMA = T.StructType(
         T.StructField("place", T.StructType([T.StructField("x", T.IntegerType(), nullable=False)])),
         T.StructField("tags", T.ArrayType(T.StringType())),
         T.StructField("odd `name`", T.IntegerType()),
+        T.StructField("ends", T.TimestampType()),
     ]
 )
 ROWS = [
@@ -48,6 +49,7 @@ ROWS = [
         (i % 2,) if i % 4 else None,
         ["a", "b"][: i % 3],
         i,
+        dt.datetime(2024, 1, 1, 0, 1, i, tzinfo=dt.UTC),
     )
     for i in range(20)
 ]
@@ -86,6 +88,10 @@ def looked(frame: DataFrame) -> DataFrame:
         (
             lambda s: s.key_by("k").window(windows.session("10 seconds"), uid="u", output_mode="append", n=aggregates.max("n")),
             ("k", "at", "n"), {"k", "at", "n"},
+        ),
+        (
+            lambda s: s.key_by("k").window(windows.session(end_column="ends"), uid="u", n=aggregates.count()),
+            ("k", "at", "ends"), {"k", "at", "ends"},
         ),
         (lambda s: s.key_by("k").latest_by("n", "url", uid="u"), ("k", "n", "url"), {"k", "n", "url"}),
         (lambda s: s.key_by("k").latest_by("n", uid="u"), ("k", "n", *(f for f in SCHEMA.names if f not in "kn")), None),

@@ -92,6 +92,7 @@ LONG = [
     "deduplicate, then transformWithState with timers",
     "sessions",
     "sessions in SQL",
+    "sessions of own gaps",
     "windows of sessions",
 ]
 
@@ -174,6 +175,23 @@ def test_another_query_is_refused_and_nothing_is_written(spark: SparkSession, tm
     job = plain_job(tmp_path, sums(tmp_path, "sum(amount) AS s"), "append", [])
     with contextmanager(_with)(spark, policy), pytest.raises(InvalidConfiguration, match="Set it to min here"):
         import_checkpoint(spark, f"{tmp_path}/checkpoint", job, f"{tmp_path}/store/plain")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["collect_set", "collect_list"])
+def test_what_spark_keeps_in_a_buffer_of_its_own_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, function: str
+) -> None:
+    query = sums(tmp_path, "count(*) AS n", f"{function}(shop) AS shops")
+    write_rows(tmp_path, range(1))
+    sparks(spark, tmp_path, query, "append", [])
+    with pytest.raises(
+        InvalidConfiguration, match=rf"{function[:7]}.*\(orders.shop\) cannot be made of what Spark keeps"
+    ):
+        import_checkpoint(
+            spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, "append", []), f"{tmp_path}/store/plain"
+        )
+    assert not (tmp_path / "store" / "plain").exists()
 
 
 @pytest.mark.long

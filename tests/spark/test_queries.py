@@ -569,6 +569,8 @@ REFUSED: Mapping[str, tuple[str, str, str]] = {
     "no event time": ("append", "SELECT customer, count(*) FROM orders GROUP BY customer", "Spark refuses the query, too"),
     "time of day in a join": ("append", "SELECT o.order FROM orders o JOIN payments p ON o.order = p.order AND paid_at BETWEEN at AND at + INTERVAL 9 SECONDS AND (o.at < now() OR p.paid_at < now())", "Make a column of it before"),
     "percentile": ("update", "SELECT percentile(amount, 0.5) FROM orders", "the aggregate function percentile.*is not supported"),
+    "nulls in a set": ("update", "SELECT collect_set(amount) RESPECT NULLS FROM orders", "RESPECT NULLS is not supported here"),
+    "nulls in a list": ("update", "SELECT collect_list(amount) RESPECT NULLS FROM orders", "RESPECT NULLS is not supported here"),
     "average of decimals": ("update", "SELECT avg(CAST(amount AS DECIMAL(30, 2))) FROM orders", "cast it to double first"),
 }  # fmt: skip
 

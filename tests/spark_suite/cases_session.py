@@ -13,7 +13,6 @@ from .stream_test import Add, AllRows, Case, NewRows, Query, Step, Streams, Suit
 __all__ = ["SESSIONS"]
 
 COMPLETE = "must be append or update"
-GAP = "session_window with a gap of each row's own is not supported"
 LINES = {"input": "value string, timestamp long"}
 TEN_SECONDS = "10 seconds"
 
@@ -161,13 +160,11 @@ SESSIONS = Suite(
         Case("complete mode - session window - multiple col key", _two_columns(), _complete(_pair),
              mode="complete", schemas=LINES, refused=COMPLETE),
         Case("append mode - session window", _words(), _append(JOINED), schemas=LINES, quick=True),
-        Case("SPARK-36465: dynamic gap duration", lambda s: _words(_gap("sessionId"))(s), _append(WITH_GAPS),
-             schemas=LINES, refused=GAP),
+        Case("SPARK-36465: dynamic gap duration", lambda s: _words(_gap("sessionId"))(s), _append(WITH_GAPS), schemas=LINES),
         Case("dynamic gap duration - nested tuple key",
-             lambda s: _nested(_gap("sessionId.sessionIdSingle"))(s), _append(WITH_GAPS, _triple),
-             schemas=LINES, refused=GAP),
+             lambda s: _nested(_gap("sessionId.sessionIdSingle"))(s), _append(WITH_GAPS, _triple), schemas=LINES, quick=True),
         Case("dynamic gap duration - multiple col key",
-             lambda s: _two_columns(_gap("aggKeySingle"))(s), _append(WITH_GAPS, _pair), schemas=LINES, refused=GAP),
+             lambda s: _two_columns(_gap("aggKeySingle"))(s), _append(WITH_GAPS, _pair), schemas=LINES),
         Case("append mode - session window - no key", _of_all, [Add({"input": [40]})], says=NOT_OF_ALL,
              says_here=["a session window needs another key beside it"]),
         Case("update mode - session window", _words(), [Add({"input": [("hello", 40)]})],

@@ -24,7 +24,9 @@ from state_runtime.state.version import OpenVersion
 
 KEYS = SCHEMA.keys
 TIME = pa.timestamp("us", "UTC")
-INPUT = pa.schema([*KEYS, ("at", TIME), ("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("b", pa.bool_())])
+INPUT = pa.schema(
+    [*KEYS, ("at", TIME), ("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("b", pa.bool_()), ("ends", TIME)]
+)
 AGGREGATES: dict[str, Aggregate] = {
     "rows": aggregates.count(),
     "n_count": aggregates.count("n"),
@@ -41,6 +43,7 @@ AGGREGATES: dict[str, Aggregate] = {
     "s_some": aggregates.collect("s", limit=3),
     "s_kinds": aggregates.count_distinct_approx("s"),
     "x_different": aggregates.count_distinct("x"),
+    "s_set": aggregates.collect_set("s"),
     "s_by_most": aggregates.max_by("s", "x"),
     "n_by_least": aggregates.min_by("n", "s"),
     "b_any": aggregates.any("b"),
@@ -49,7 +52,7 @@ AGGREGATES: dict[str, Aggregate] = {
 
 @dataclass(frozen=True)
 class Row:
-    """An input row; `place` is its place in the source over all epochs."""
+    """An input row; `place` is its place in the source over all epochs, `ends_us` the end of its own session."""
 
     key: Key
     at_us: int | None
@@ -57,6 +60,7 @@ class Row:
     x: float | None = None
     s: str | None = None
     b: bool | None = None
+    ends_us: int | None = None
     place: int = 0
 
 
@@ -89,6 +93,7 @@ def reference(rows: Sequence[Row]) -> dict[str, Any]:
         "s_some": s[:3],
         "s_kinds": len(set(s)),
         "x_different": len({order(v) for v in x}),
+        "s_set": sorted(set(s)),
         "s_by_most": max(((order(r.x), r.place, r.s) for r in rows if r.x is not None), default=(None,))[-1],
         "n_by_least": max(((_upside_down(r.s), r.place, r.n) for r in rows if r.s is not None), default=(None,))[-1],
         "b_any": any(b) if b else None,
@@ -132,7 +137,7 @@ class WindowModel:
         for row in rows:
             if row.at_us is None:
                 continue
-            for start, end in self._of(row.at_us):
+            for start, end in self._of(row.at_us, row.ends_us):
                 if end + self.lateness_us <= late_ms * 1000:
                     late += 1
                     continue
@@ -147,9 +152,11 @@ class WindowModel:
             del self.windows[w]
         return emitted, late
 
-    def _of(self, at: int) -> Iterator[tuple[int, int]]:
+    def _of(self, at: int, ends: int | None) -> Iterator[tuple[int, int]]:
         if isinstance(self.window, SessionWindow):
-            yield at, at + self.window.gap_us
+            own = ends if self.window.end_column else at + self.window.gap_us
+            if own is not None and own > at:
+                yield at, own
             return
         size, slide = self.window.size_us, self.window.slide_us
         start = self.window.start_us
@@ -173,7 +180,7 @@ def batch_of_rows(rows: Sequence[Row]) -> pa.RecordBatch:
     columns = [
         *key_columns([r.key for r in rows], negative_zero=len(rows) % 2 == 0),
         *(pa.array([getattr(r, c) for r in rows], INPUT.field(f).type) for c, f in (
-            ("at_us", "at"), ("n", "n"), ("x", "x"), ("s", "s"), ("b", "b"))),
+            ("at_us", "at"), ("n", "n"), ("x", "x"), ("s", "s"), ("b", "b"), ("ends_us", "ends"))),
     ]  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=INPUT)
 

@@ -154,10 +154,20 @@ def _collect(over: Over) -> PartialFunction:
     return Collected(over.name, over.column, over.type, over.aggregate.limit)
 
 
-def _count_distinct(over: Over) -> PartialFunction:
-    if not has_order(over.type):
-        raise over.refused(f"takes plain values, not {over.type}")
-    return DistinctValues(over.name, over.column, over.type, over.aggregate.limit, over.uid)
+def _different(*, counts: bool) -> Plan:
+    def plan(over: Over) -> PartialFunction:
+        if not has_order(over.type):
+            raise over.refused(f"cannot compare values of type {over.type}")
+        return DistinctValues(
+            name=over.name,
+            column=over.column,
+            element=over.type,
+            limit=over.aggregate.limit,
+            uid=over.uid,
+            counts=counts,
+        )
+
+    return plan
 
 
 def _count_distinct_approx(over: Over) -> PartialFunction:
@@ -199,7 +209,8 @@ FUNCTIONS: Final[Mapping[str, Plan]] = MappingProxyType(
         "first": _chosen(last=False),
         "last": _chosen(last=True),
         "collect": _collect,
-        "count_distinct": _count_distinct,
+        "collect_set": _different(counts=False),
+        "count_distinct": _different(counts=True),
         "count_distinct_approx": _count_distinct_approx,
         "max_by": _by_extreme(greatest=True),
         "min_by": _by_extreme(greatest=False),

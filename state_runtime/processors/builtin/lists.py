@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from state_runtime.state.table import Positions
 
-__all__ = ["elements_of", "elements_of_both", "first_of_each"]
+__all__ = ["elements_of", "elements_of_both", "first_of_each", "without_null"]
 
 
 def elements_of(lists: Sequence[pa.Array], group_of_list: Positions) -> tuple[list[pa.Array], Positions]:
@@ -22,6 +22,11 @@ def elements_of(lists: Sequence[pa.Array], group_of_list: Positions) -> tuple[li
 def elements_of_both(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> tuple[list[pa.Array], Positions]:
     """Do the same for two lists per row, which belong to one group."""
     return elements_of([pa.concat_arrays([o, n]) for o, n in zip(old, new)], np.tile(np.arange(len(new[0])), 2))
+
+
+def without_null(lists: pa.Array) -> pa.Array:
+    """Return lists with an empty one in the place of null, which stands for no rows."""
+    return pc.coalesce(lists, pa.scalar([], lists.type)) if lists.null_count else lists
 
 
 def first_of_each(

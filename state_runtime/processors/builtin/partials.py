@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.builtin.lists import elements_of, elements_of_both, first_of_each
+from state_runtime.processors.builtin.lists import elements_of, elements_of_both, first_of_each, without_null
 from state_runtime.processors.builtin.partial_rows import (
     LOWER_HALF,
     doubles_of_halves,
@@ -548,7 +548,7 @@ class Collected:
         return list(slots) if groups.all_single else self._lists(*elements_of(slots, groups.group_of_row), groups.count)
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
-        return slots[0]
+        return without_null(slots[0])
 
     def _lists(self, columns: Sequence[pa.Array], group: Positions, count: int) -> list[pa.Array]:
         places = columns[1].to_numpy(zero_copy_only=False)

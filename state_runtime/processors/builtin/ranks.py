@@ -15,14 +15,21 @@ __all__ = ["has_order", "ranks_of", "ranks_of_rows"]
 
 
 def has_order(data_type: pa.DataType) -> bool:
-    """Return whether `ranks_of` takes a type: all but structs, arrays, maps, void and intervals of months."""
+    """Return whether `ranks_of` takes a type: all but maps, void, intervals of months, and what is made of them."""
     types = pa.types
+    if types.is_struct(data_type):
+        return data_type.num_fields > 0 and all(has_order(field.type) for field in data_type)
+    if types.is_list(data_type):
+        return has_order(data_type.value_type)
     return not (types.is_nested(data_type) or types.is_null(data_type) or types.is_interval(data_type))
 
 
 def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
     """Return integers in the order of the values, and which rows have a value (None: all). A null's rank is the lowest
-    integer."""
+    integer.
+
+    Structs are compared field by field, arrays element by element, and one that begins another one is smaller.
+    """
     valid: Mask | None = None
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -33,6 +40,10 @@ def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
         if types.is_date32(column.type):
             column = column.cast(pa.int32())  # Arrow has no direct cast from days to long
         ranks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    elif types.is_struct(column.type):
+        ranks = ranks_of_rows(column.flatten(), [False] * column.type.num_fields)
+    elif types.is_list(column.type):
+        ranks = _ranks_of_lists(column)
     else:
         ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense").to_numpy(zero_copy_only=False)
         ranks = ranks.astype(np.int64)
@@ -65,6 +76,20 @@ def ranks_of_rows(columns: Sequence[pa.Array], ascending: Sequence[bool]) -> Pos
     rows = np.empty(len(order), dtype=np.int64)
     rows[order] = np.cumsum(steps)
     return rows
+
+
+def _ranks_of_lists(lists: pa.Array) -> Positions:
+    """Return ranks of lists: of the elements' ranks as bytes, whose order is that of the lists."""
+    ranks, valid = ranks_of(pc.list_flatten(lists))
+    codes = np.unique(ranks, return_inverse=True)[1] + 1
+    if valid is not None:
+        codes[~valid] = 0
+    data = codes.astype(">u8")
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(sizes))) * data.itemsize
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
+    texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lists), buffers)
+    return ranks_of(texts)[0]  # type: ignore[no-any-return]
 
 
 def _ranks_of_floats(numbers: Any) -> Any:

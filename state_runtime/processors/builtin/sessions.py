@@ -1,12 +1,12 @@
 """Session windows: Spark's `session_window`, merged for all keys of a shard at once.
 
-A row at time t opens the session [t, t + gap); sessions of a key that overlap or touch are one. The state has the open
-sessions, each under its start. An epoch sorts its rows by (key, time) and cuts them where the gap is longer. It puts
-the result among the stored sessions of the same keys and cuts again where a session starts after the highest end so
-far. A stored session that became part of an earlier one leaves a tombstone.
+A row at time t opens the session [t, t + gap), or [t, end) with an end of its own; sessions of a key that overlap or
+touch are one. The state has the open sessions, each under its start. An epoch sorts its rows by (key, time) and cuts
+them where a row comes after the highest end so far. It puts the result among the stored sessions of the same keys and
+cuts again in the same way. A stored session that became part of an earlier one leaves a tombstone.
 
 A session closes when the watermark has reached its end plus the allowed lateness. As in Spark a row is late on its own
-account, even if it could be merged: if the watermark of the epoch before reached t + gap. In append mode each session
+account, even if it could be merged: if the watermark of the epoch before reached its end. In append mode each session
 is emitted once, when it closes. In update mode (which Spark does not have for sessions) an epoch emits each session
 that it changed, in its new extent; emitted rows of its former parts are not retracted.
 """
@@ -146,7 +146,8 @@ class SessionOperator(WokenWhenDue):
         if rows.groups == 0:
             return self._none, np.zeros(0, dtype=np.int64)
         times, keep = event_times(rows.rows, self.time_column)
-        late = self._due_ms(times + self.window.gap_us) <= clock.late_watermark_ms
+        ends, keep = self._ends(rows.rows, times, keep)
+        late = self._due_ms(ends) <= clock.late_watermark_ms
         late = late if keep is None else late & keep
         result.late_rows += int(np.count_nonzero(late))
         if bool(late.any()):
@@ -157,16 +158,29 @@ class SessionOperator(WokenWhenDue):
         if len(picked) == 0:
             return self._none, np.zeros(0, dtype=np.int64)
         picked = picked[order_by(group[picked], times[picked])]
-        group, times = group[picked], times[picked]
-        first = np.ones(len(times), dtype=np.bool_)
-        first[1:] = (group[1:] != group[:-1]) | (times[1:] - times[:-1] > self.window.gap_us)
+        group, times, ends = group[picked], times[picked], ends[picked]
+        first = _begins(group, times, ends)
         groups = Groups.of(first)
         order = self.plan.order(rows, clock.epoch)
         read = [name for name in self.plan.columns if name != self.time_column]
         batch = rows.rows.select([self.time_column, *read]).take(pa.array(picked))
         slots = self.plan.reduce(batch, groups, None if order is None else order[picked])
-        ends = times[groups.starts + groups.sizes - 1] + self.window.gap_us
+        ends = np.maximum.reduceat(ends, groups.starts)
         return self._sessions(rows, group[groups.starts], times[groups.starts], ends, slots), group[groups.starts]
+
+    def _ends(self, rows: pa.RecordBatch, times: Positions, keep: Mask | None) -> tuple[Positions, Mask | None]:
+        """Return when the session of each row alone would end, and which rows have one (None: all).
+
+        Args:
+            keep: which rows have a time.
+        """
+        if not self.window.end_column:
+            return times + self.window.gap_us, keep
+        ends, valid = event_times(rows, self.window.end_column)
+        longer = ends > times
+        for there in (keep, valid):
+            longer = longer if there is None else longer & there
+        return ends, longer
 
     def _sessions(
         self, rows: GroupedRows, group: Positions, starts: Positions, ends: Positions, slots: list[pa.Array]
@@ -195,9 +209,7 @@ class SessionOperator(WokenWhenDue):
         order = order_by(both_group, both.at)
         both, both_group = both.take(order), both_group[order]
         ends = both.slots[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
-        first = np.ones(len(both), dtype=np.bool_)
-        # A session that starts exactly at the end of another belongs to it.
-        first[1:] = (both_group[1:] != both_group[:-1]) | (both.at[1:] > running_max(both_group, ends)[:-1])
+        first = _begins(both_group, both.at, ends)
         session = np.cumsum(first) - 1
         changed = np.zeros(int(session[-1]) + 1, dtype=np.bool_)
         changed[session[~both.stored]] = True
@@ -229,3 +241,15 @@ class SessionOperator(WokenWhenDue):
             [*emitted(sessions.keys, self.key_columns), window, *self.plan.finish(sessions.slots[1:])],
             schema=self.output_schema,
         )
+
+
+def _begins(group: Positions, starts: Positions, ends: Positions) -> Mask:
+    """Return which parts begin a session: those that start after all ends so far of their group. A part that starts
+    exactly at such an end belongs to it.
+
+    Args:
+        group, starts: in order.
+    """
+    first = np.ones(len(starts), dtype=np.bool_)
+    first[1:] = (group[1:] != group[:-1]) | (starts[1:] > running_max(group, ends)[:-1])
+    return first

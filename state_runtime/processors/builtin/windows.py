@@ -426,21 +426,23 @@ def _side_by_side(stored: Part, stored_group: Positions, new: Part, group: Posit
 
 
 def _check_names(
-    uid: str, schema: pa.Schema, key_columns: Sequence[str], time_column: str, plan: AggregatePlan
+    uid: str, schema: pa.Schema, key_columns: Sequence[str], times: Mapping[str, str], plan: AggregatePlan
 ) -> None:
-    """Check that the event time exists, and that the names of the output are different.
+    """Check that the columns with times exist, and that the names of the output are different.
+
+    Args:
+        times: these columns, by what they are.
 
     Raises:
         InvalidPipeline
     """
     where = f"operator {uid!r}"
-    if schema.get_field_index(time_column) < 0:
-        raise InvalidPipeline(
-            f"{where}: there is no event-time column {time_column!r}; the input has {', '.join(schema.names)}"
-        )
-    kind = schema.field(time_column).type
-    if not pa.types.is_timestamp(kind) or kind.tz is None:
-        raise InvalidPipeline(f"{where}: event time {time_column!r} must be a timestamp, not {kind}; cast it")
+    for what, name in times.items():
+        if schema.get_field_index(name) < 0:
+            raise InvalidPipeline(f"{where}: there is no {what} {name!r}; the input has {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        if not pa.types.is_timestamp(kind) or kind.tz is None:
+            raise InvalidPipeline(f"{where}: {what} {name!r} must be a timestamp, not {kind}; cast it")
     if not plan.functions:
         raise InvalidPipeline(f"{where}: windows need at least one aggregate, as in n=aggregates.count()")
     taken = {WINDOW.lower(), *(name.lower() for name in key_columns)}
@@ -477,7 +479,10 @@ def plan_windows(
         InvalidPipeline: a column, type, name, mode or duration does not fit.
     """
     plan = plan_aggregates(aggregates, schema, uid)
-    _check_names(uid, schema, key_columns, time_column, plan)
+    times = {"event-time column": time_column}
+    if isinstance(window, SessionWindow) and window.end_column:
+        times["end_column"] = window.end_column
+    _check_names(uid, schema, key_columns, times, plan)
     lateness_us = parse_duration_us(allowed_lateness)
     if lateness_us < 0:
         raise InvalidPipeline(f"operator {uid!r}: the allowed lateness {allowed_lateness!r} is negative")

@@ -17,6 +17,7 @@ __all__ = [
     "avg",
     "bottom_n",
     "collect",
+    "collect_set",
     "count",
     "count_distinct",
     "count_distinct_approx",
@@ -50,7 +51,7 @@ class Aggregate:
         function: its name in `processors/builtin/functions.py`.
         column: None only for counting rows.
         ignore_nulls: of `first` and `last`.
-        limit: of `collect`, `count_distinct`, `top_n` and `bottom_n`: how many elements at most.
+        limit: of `collect`, `collect_set`, `count_distinct`, `top_n` and `bottom_n`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
         condition: SQL; rows for which it is not true are not seen.
         by: of `max_by`, `min_by`, `top_n` and `bottom_n`: the column that chooses the rows.
@@ -122,7 +123,7 @@ def max_by(column: str, by: str) -> Aggregate:
     later one wins: later epoch, and within it the order of the source. Spark's choice is not fixed.
 
     Args:
-        by: a column of numbers, text, binary, booleans, dates or timestamps.
+        by: a column of any type but maps, and structs and arrays of them; structs are compared field by field.
 
     Example:
         aggregates.max_by("status", "changed_at")
@@ -147,7 +148,7 @@ def top_n(column: str, n: int, by: str | None = None) -> Aggregate:
     Args:
         column: of any type.
         n: 1 to 10,000. It cannot be changed in a job with state: give the operator a new uid.
-        by: a column of numbers, text, binary, booleans, dates or timestamps; None is the column itself.
+        by: as of `max_by`; None is the column itself.
 
     Example:
         aggregates.top_n("bidder", 10, by="price")
@@ -202,6 +203,20 @@ def collect(column: str, limit: int = 1_000) -> Aggregate:
     return Aggregate("collect", column, limit=limit)
 
 
+def collect_set(column: str, limit: int = 10_000) -> Aggregate:
+    """Collect the different non-null values as an array, in ascending order: Spark's `collect_set`, whose order is not
+    fixed.
+
+    An epoch rewrites the whole array of every key that it touches.
+
+    Args:
+        column: of any type but maps, and structs and arrays of them.
+        limit: maximum number of values per key; more of them end the run with an error. It may be raised at any
+            restart.
+    """
+    return _different("collect_set", column, limit)
+
+
 def count_distinct(column: str, limit: int = 10_000) -> Aggregate:
     """Count different non-null values: SQL's COUNT(DISTINCT column), exactly.
 
@@ -209,13 +224,17 @@ def count_distinct(column: str, limit: int = 10_000) -> Aggregate:
     with very many values use `count_distinct_approx`, or `deduplicate` by key and value followed by a count.
 
     Args:
-        column: of any type with an order: no structs, arrays or maps.
+        column: of any type but maps, and structs and arrays of them.
         limit: maximum number of values per key; more of them end the run with an error. It may be raised at any
         restart.
     """
+    return _different("count_distinct", column, limit)
+
+
+def _different(function: Literal["collect_set", "count_distinct"], column: str, limit: int) -> Aggregate:
     if not 1 <= limit <= DISTINCT_LIMIT_MAX:
-        raise InvalidPipeline(f"count_distinct({column!r}, limit={limit}): the limit is 1 to {DISTINCT_LIMIT_MAX:,}")
-    return Aggregate("count_distinct", column, limit=limit)
+        raise InvalidPipeline(f"{function}({column!r}, limit={limit}): the limit is 1 to {DISTINCT_LIMIT_MAX:,}")
+    return Aggregate(function, column, limit=limit)
 
 
 def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:

@@ -33,14 +33,20 @@ class TimeWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """A window that continues while each next row comes at most `gap_us` microseconds after the one before."""
+    """A window that continues while each next row comes before the rows so far have ended, or when they do.
+
+    Attributes:
+        gap_us: how long after its time a row ends.
+        end_column: the column with the time at which each row ends, if that is not the same for all; `gap_us` is 0.
+    """
 
     gap_us: int
+    end_column: str = ""
 
     @property
     def text(self) -> str:
         """The window's text in a manifest."""
-        return f"session, gap {self.gap_us} us"
+        return f"session, end {self.end_column}" if self.end_column else f"session, gap {self.gap_us} us"
 
 
 def tumbling(size: str, start: str = "0 seconds") -> TimeWindow:
@@ -77,12 +83,29 @@ def sliding(size: str, slide: str, start: str = "0 seconds") -> TimeWindow:
     return window
 
 
-def session(gap: str) -> SessionWindow:
+def session(gap: str = "", *, end_column: str = "") -> SessionWindow:
     """Make windows of a key's rows that follow one another within `gap`; a row exactly `gap` later still belongs.
 
+    Args:
+        gap: a duration, the same for all rows.
+        end_column: instead of it, for a gap of each row's own: the column with the time at which a row's session ends
+            if no other row of its key comes until then. A row without such a time, or with one that is not after the
+            row's own, is in no session.
+
+    Example:
+        .transform(lambda df: df.withColumn("ends_at", F.expr("at + make_dt_interval(0, 0, 0, patience_seconds)")))
+        .key_by("user").window(windows.session(end_column="ends_at"), uid="visits", n=aggregates.count())
+
     Raises:
-        InvalidPipeline: not a duration, or a duration of zero or less.
+        InvalidPipeline: not a duration, a duration of zero or less, both or none.
     """
+    if bool(gap) == bool(end_column):
+        raise InvalidPipeline(
+            'a session has a gap, session("5 minutes"), or a column with the end of each row, '
+            'session(end_column="ends_at")'
+        )
+    if end_column:
+        return SessionWindow(0, end_column)
     window = SessionWindow(parse_duration_us(gap))
     if window.gap_us <= 0:
         raise InvalidPipeline(f"a session's gap {gap!r} must be longer than nothing")

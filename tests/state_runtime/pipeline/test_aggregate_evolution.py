@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,19 @@ from memory_reader import MemoryReader
 from model import ALL_HASHES
 from test_state_layouts_stored import Log
 
-from state_runtime import aggregates
+from state_runtime import aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.snapshot.manifest import OperatorEntry
 from tests.stored import read_states
 
+MOMENT = pa.timestamp("us", "UTC")
 KEYS = pa.schema([("k", pa.int64())])
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("b", pa.bool_())])
 # Everything that there is, each with a column that it takes.
@@ -38,6 +42,7 @@ ALL: dict[str, Aggregate] = {
     "other": aggregates.last("v", True),
     "list": aggregates.collect("v"),
     "different": aggregates.count_distinct("v"),
+    "set": aggregates.collect_set("v"),
     "distinct": aggregates.count_distinct_approx("v"),
     "of_most": aggregates.max_by("b", "v"),
     "of_least": aggregates.min_by("v", "b"),
@@ -151,9 +156,44 @@ def test_when_an_aggregate_emits_cannot_change(old: str, new: str) -> None:
         reconcile(before, [entry_of(new)], snapshot_id=before.snapshot_id + 1)
 
 
-@pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different"])
+def session_entry(window: SessionWindow) -> OperatorEntry:
+    keys = pa.schema([("k", pa.int64())])
+    return plan_windows(
+        uid="op",
+        key_columns=("k",),
+        key_ddl="`k` bigint",
+        key_schema=keys,
+        schema=pa.schema([*keys, ("at", MOMENT), ("ends", MOMENT), ("until", MOMENT)]),
+        time_column="at",
+        window=window,
+        aggregates={"n": aggregates.count()},
+        mode="append",
+        ddl=lambda _: "`window.end` timestamp, `n` bigint",
+    ).entry()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (windows.session("1 second"), windows.session("2 seconds")),
+        (windows.session("1 second"), windows.session(end_column="ends")),
+        (windows.session(end_column="ends"), windows.session("1 second")),
+        (windows.session(end_column="ends"), windows.session(end_column="until")),
+    ],
+)
+def test_when_a_session_ends_cannot_change(old: SessionWindow, new: SessionWindow) -> None:
+    """Sessions that are stored would be merged by another rule than the one that made them."""
+    before = replace(Job().log.manifest, operators=(session_entry(old),))
+    assert reconcile(before, [session_entry(old)], snapshot_id=before.snapshot_id + 1) == (session_entry(old),)
+    told = re.escape(new.text), re.escape(old.text)
+    with pytest.raises(InvalidPipeline, match=f"it runs as append, {told[0]}.* now, and as append, {told[1]}.*new uid"):
+        reconcile(before, [session_entry(new)], snapshot_id=before.snapshot_id + 1)
+
+
+@pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different", "set", "list"])
 def test_an_aggregate_that_was_added_after_the_last_row_of_a_key_is_one_of_no_rows(name: str) -> None:
     """Such a key, or a window, is emitted when the watermark passes it, although no row has come since."""
     plan = plan_aggregates({name: ALL[name]}, INPUT, "op")
     (found,) = plan.finish([pa.nulls(1, slot.type) for slot in plan.slots])
-    assert found.to_pylist() == [0 if name in ("n", "n_v", "different") else None]
+    of_no_rows = {"n": 0, "n_v": 0, "different": 0, "set": [], "list": []}
+    assert found.to_pylist() == [of_no_rows.get(name)]

@@ -92,7 +92,7 @@ def test_columns_that_the_runtime_made_are_looked_at_as_others_are(made: str) ->
 
 CONDITION = "__stillstate_where_0"
 KEYS = pa.schema([("k", pa.string())])
-INPUT = pa.schema([*STORED, (CONDITION, pa.int32())])
+INPUT = pa.schema([*STORED, ("ends", AT), (CONDITION, pa.int32())])
 
 
 def windows(window: Any) -> Operator:
@@ -132,13 +132,14 @@ STATEFUL = StatefulProcessorOperator(
         (AGGREGATE, {"k", CONDITION}),
         (windows(tumbling("10 seconds")), {"k", "at", CONDITION}),
         (windows(session("10 seconds")), {"k", "at", CONDITION}),
+        (windows(session(end_column="ends")), {"k", "at", "ends", CONDITION}),
         (STATEFUL, {"k", "at"}),
         (vectorized(None, "at"), {"k", "at"}),
         (vectorized(Deduplicate("at", 0)), {"k", "at"}),
         (vectorized(LatestBy(("n", "at"))), {"k", "n"}),
         (join(), {"k", SIDE_COLUMN}),
     ],
-    ids=["aggregate", "windows", "sessions", "stateful", "vectorized", "deduplicate", "latest by", "join"],
+    ids=["aggregate", "windows", "sessions", "own ends", "stateful", "vectorized", "deduplicate", "latest by", "join"],
 )
 def test_rows_without_a_column_that_says_whether_they_count_are_refused(operator: Operator, deciding: set[str]) -> None:
     """An event-time column that was renamed would be null in the rows that wait: they would be in no window, with no word.

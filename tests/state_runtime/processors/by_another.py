@@ -37,6 +37,11 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1))),
     (pa.timestamp("us"), NAIVE),
     (pa.decimal128(38, 2), st.decimals(-999, 999, places=2)),
+    (
+        pa.struct([("a", pa.int64()), ("b", pa.string())]),
+        st.fixed_dictionaries({"a": st.sampled_from([None, -1, 1]), "b": st.sampled_from([None, "", "a"])}),
+    ),
+    (pa.list_(pa.float64()), st.lists(st.sampled_from([None, -0.0, 0.0, 1.5, math.nan]), max_size=2)),
 ]
 TYPE_IDS = [f"{number}-{kind}" for number, (kind, _) in enumerate(TYPES)]
 FEW_ROWS = st.lists(
@@ -46,7 +51,12 @@ FEW_ROWS = st.lists(
 
 
 def order(value: Any) -> Any:
-    """Spark's order: NaN above every number, texts by their bytes, and zeros are equal."""
+    """Spark's order: NaN above every number, texts by their bytes, and zeros are equal; null below all, inside of structs
+    and arrays."""
+    if value is None:
+        return (-1, 0)
+    if isinstance(value, dict | list):
+        return (0, tuple(map(order, [value[name] for name in sorted(value)] if isinstance(value, dict) else value)))
     if isinstance(value, float):
         return (1, 0.0) if math.isnan(value) else (0, value + 0.0)
     return (0, value.encode() if isinstance(value, str) else value)

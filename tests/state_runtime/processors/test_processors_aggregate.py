@@ -70,8 +70,12 @@ def run_all(aggregating: Aggregating, epochs: list[Rows]) -> None:
 
 
 def order(value: Any) -> Any:
-    """Spark's order: NaN above every number."""
-    return (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
+    """Spark's order: NaN above every number; null below all, inside of structs and arrays."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return (-1 if value is None else 1, 0)
+    if isinstance(value, dict | list):
+        return (0, tuple(map(order, [value[name] for name in sorted(value)] if isinstance(value, dict) else value)))
+    return (0, value)
 
 
 def reference(function: str, values: list[Any], data_type: pa.DataType) -> Any:
@@ -85,8 +89,9 @@ def reference(function: str, values: list[Any], data_type: pa.DataType) -> Any:
         return values[0 if function == "first" else -1]
     if function == "some":
         return present[:3]
-    if function == "different":
-        return len({order(v if not isinstance(v, list) else tuple(v)) for v in present})
+    if function in ("different", "set"):
+        values = [v for _, v in sorted({order(v): v for v in present}.items(), key=lambda item: item[0])]
+        return len(values) if function == "different" else values
     if function == "kinds":
         # So few values are counted by the registers that they fill, of 512.
         filled = {hash_key([pa.array([v], data_type)]) >> 55 for v in present}
@@ -117,6 +122,8 @@ def spread(function: str, values: list[float]) -> float | None:
 
 
 def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in expected)
     if isinstance(expected, list) and isinstance(found, list):
         return len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, float) and isinstance(found, float):
@@ -146,30 +153,38 @@ ALL: dict[str, Aggregate] = {
     "some": aggregates.collect("v", limit=3),
     "kinds": aggregates.count_distinct_approx("v"),
     "different": aggregates.count_distinct("v"),
+    "set": aggregates.collect_set("v"),
 }
 NUMBERS = ["rows", "count", "sum", "min", "max", "avg"]
 SPREAD = ["variance", "variance_pop", "stddev", "stddev_pop"]
 ANY_TYPE = ["first", "first_value", "last", "last_value", "some"]
+COMPARED = ["different", "set"]
 NAIVE_1960, NAIVE_2030 = dt.datetime.fromisoformat("1960-01-01"), dt.datetime.fromisoformat("2030-01-01")
 floats = st.sampled_from([0.0, -0.5, 1.5, 1e6, -1e6, float("nan")])
+PAIR = pa.struct([("a", pa.float64()), ("b", pa.list_(pa.string()))])
+pairs = st.fixed_dictionaries(
+    {"a": st.none() | floats, "b": st.none() | st.lists(st.sampled_from([None, "a", "ä"]), max_size=2)}
+)
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any], list[str]]] = [
     (pa.int8(), st.integers(-128, 127), NUMBERS),
     (pa.int16(), st.integers(-(1 << 15), (1 << 15) - 1), NUMBERS),
-    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1), [*NUMBERS, *SPREAD, *ANY_TYPE, "kinds", "different"]),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1), [*NUMBERS, *SPREAD, *ANY_TYPE, "kinds", *COMPARED]),
     (pa.int64(), st.integers(-(1 << 50), 1 << 50), NUMBERS),
-    (pa.float64(), floats, [*NUMBERS, *ANY_TYPE, "kinds", "different"]),
+    (pa.float64(), floats, [*NUMBERS, *ANY_TYPE, "kinds", *COMPARED]),
     (pa.float64(), st.floats(-1e6, 1e6), SPREAD),
     (pa.float64(), st.sampled_from([1.0, math.inf]), [*NUMBERS, *ANY_TYPE]),
-    (pa.float64(), st.sampled_from([1.0, -math.inf, math.nan]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
+    (pa.float64(), st.sampled_from([1.0, -math.inf, math.nan]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
     (pa.float32(), floats, NUMBERS),
-    (pa.string(), st.sampled_from(["", "a", "B", "b", "ab", "ä", "\U0001f600", "\uffff"]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
-    (pa.binary(), st.binary(max_size=2), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
-    (pa.bool_(), st.booleans(), ["any", "every", "min", "max", *ANY_TYPE, "kinds", "different"]),
-    (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1)), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
-    (pa.timestamp("us"), st.datetimes(NAIVE_1960, NAIVE_2030), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
-    (pa.list_(pa.int64()), st.lists(st.integers(0, 3), max_size=2), ANY_TYPE),
-    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", "different", *ANY_TYPE]),
-    (pa.decimal128(38, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", "different", *ANY_TYPE]),
+    (pa.string(), st.sampled_from(["", "a", "B", "b", "ab", "ä", "\U0001f600", "\uffff"]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
+    (pa.binary(), st.binary(max_size=2), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
+    (pa.bool_(), st.booleans(), ["any", "every", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
+    (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1)), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
+    (pa.timestamp("us"), st.datetimes(NAIVE_1960, NAIVE_2030), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", *COMPARED]),
+    (pa.list_(pa.int64()), st.lists(st.integers(0, 3), max_size=2), [*ANY_TYPE, *COMPARED]),
+    (PAIR, pairs, [*ANY_TYPE, *COMPARED]),
+    (pa.list_(PAIR), st.lists(st.none() | pairs, max_size=2), COMPARED),
+    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", *COMPARED, *ANY_TYPE]),
+    (pa.decimal128(38, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", *COMPARED, *ANY_TYPE]),
 ]  # fmt: skip
 
 
@@ -284,6 +299,9 @@ def test_an_epoch_without_rows_changes_nothing() -> None:
     assert aggregating.table.equals(before)
 
 
+A_MAP = pa.map_(pa.string(), pa.int64())
+
+
 @pytest.mark.parametrize(
     ("aggregate", "data_type", "message"),
     [
@@ -295,7 +313,12 @@ def test_an_epoch_without_rows_changes_nothing() -> None:
         (aggregates.any("v"), pa.int64(), "any takes booleans, not int64"),
         (aggregates.stddev("v"), pa.string(), "stddev takes integers and floats, not string"),
         (aggregates.count_distinct_approx("v"), pa.list_(pa.int64()), "takes plain values, not list"),
-        (aggregates.count_distinct("v"), pa.list_(pa.int64()), "count_distinct takes plain values, not list"),
+        (aggregates.count_distinct("v"), A_MAP, "count_distinct cannot compare values of type map"),
+        (
+            aggregates.collect_set("v"),
+            pa.list_(pa.struct([("m", A_MAP)])),
+            "collect_set cannot compare values of type list",
+        ),
         (aggregates.min("v"), pa.list_(pa.int64()), "min cannot order values of type list"),
         (aggregates.max("v"), pa.null(), "max cannot order values of type null"),
     ],
@@ -313,6 +336,8 @@ def test_what_cannot_be_aggregated_is_refused_when_the_job_is_built(
     [
         lambda: aggregates.collect("v", limit=0),
         lambda: aggregates.collect("v", limit=10**9),
+        lambda: aggregates.collect_set("v", limit=0),
+        lambda: aggregates.collect_set("v", limit=10**9),
         lambda: aggregates.count_distinct("v", limit=0),
         lambda: aggregates.count_distinct("v", limit=10**9),
         lambda: aggregates.count_distinct_approx("v", 0.4),
@@ -321,7 +346,7 @@ def test_what_cannot_be_aggregated_is_refused_when_the_job_is_built(
 )
 def test_aggregates_without_a_bound_are_refused(make: Any) -> None:
     """A deviation of 0.001 takes Spark 2^21 registers a key."""
-    with pytest.raises(InvalidPipeline, match=r"(collect|count_distinct|count_distinct_approx)\('v'"):
+    with pytest.raises(InvalidPipeline, match=r"(collect|collect_set|count_distinct|count_distinct_approx)\('v'"):
         make()
 
 
@@ -355,6 +380,22 @@ def test_a_distinct_count_is_as_good_as_it_says(rsd: float) -> None:
         assert abs(at_once - count) <= max(1, 4 * rsd * count)
 
 
+@pytest.mark.parametrize("kind", ["plain", "struct", "list"])
+def test_a_set_has_one_nan_and_one_zero_wherever_they_stand(kind: str) -> None:
+    """Which of two equal values came first would be seen in the output, and after a restart with other shards another one."""
+    data_type = {"plain": pa.float64(), "struct": pa.struct([("a", pa.float64())]), "list": pa.list_(pa.float64())}[
+        kind
+    ]
+    wrapped = {"plain": lambda v: v, "struct": lambda v: {"a": v}, "list": lambda v: [v]}[kind]
+    sets = []
+    for values in ([0.0, -0.0, math.nan, -math.nan], [-math.nan, math.nan, -0.0, 0.0]):
+        job = Aggregating(data_type, {"s": aggregates.collect_set("v")})
+        ((found,),) = job.epoch([(1, wrapped(v)) for v in values]).values()
+        sets.append(str(found))
+    plain = [0.0, math.nan]
+    assert sets == [str([wrapped(v) for v in plain])] * 2
+
+
 @pytest.mark.parametrize("data_type", [pa.float64(), pa.float32()], ids=str)
 @pytest.mark.parametrize("cut", range(5))
 def test_nan_is_one_value_and_so_is_zero(data_type: pa.DataType, cut: int) -> None:
@@ -381,6 +422,17 @@ def test_more_different_values_than_the_limit_end_the_run_and_a_higher_one_goes_
     higher.table, higher.live = job.table, 2
     assert aggregates.count_distinct("v", limit=3).text == aggregates.count_distinct("v").text == "count_distinct(v)"
     assert higher.epoch([(1, "d"), (1, "a"), (2, "x")]) == {1: (4,), 2: (1,)}
+
+
+def test_a_set_of_more_values_than_the_limit_ends_the_run_and_a_higher_one_goes_on() -> None:
+    """No value is left out without a word."""
+    job = Aggregating(pa.string(), {"s": aggregates.collect_set("v", limit=3)})
+    assert job.epoch([(1, v) for v in "cabca"] + [(2, None)]) == {1: (["a", "b", "c"],), 2: ([],)}
+    with pytest.raises(InvalidData, match=r"the limit is 3\. Raise it \(collect_set\(…"):
+        job.epoch([(1, "d")])
+    higher = Aggregating(pa.string(), {"s": aggregates.collect_set("v", limit=4)})
+    higher.table, higher.live = job.table, 2
+    assert higher.epoch([(1, "d"), (2, "x")]) == {1: (["a", "b", "c", "d"],), 2: (["x"],)}
 
 
 def test_a_first_row_stays_first_whatever_comes_later() -> None:

@@ -28,6 +28,7 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.partials import Groups
 from state_runtime.processors.declared.aggregates import Aggregate
 
+A_MAP = pa.map_(pa.string(), pa.int64())
 BOTH = {"most": aggregates.max_by("v", "by"), "least": aggregates.min_by("v", "by")}
 
 
@@ -97,7 +98,7 @@ def test_the_value_is_of_any_type(data_type: pa.DataType, values: list[Any]) -> 
     [
         (aggregates.max_by("other", "by"), pa.int64(), "there is no column 'other'; the input has k, v, by"),
         (aggregates.min_by("v", "other"), pa.int64(), "there is no column 'other'"),
-        (aggregates.max_by("v", "by"), pa.list_(pa.int64()), "max_by cannot order by values of type list"),
+        (aggregates.max_by("v", "by"), A_MAP, "max_by cannot order by values of type map"),
         (aggregates.min_by("v", "by"), pa.null(), "min_by cannot order by values of type null"),
     ],
 )

@@ -567,6 +567,11 @@ def spark_order(value: Any) -> Any:
         return (0, 0)
     if isinstance(value, float) and math.isnan(value):
         return (2, 0)
+    if isinstance(value, dict | list):
+        return (
+            1,
+            tuple(map(spark_order, [value[name] for name in sorted(value)] if isinstance(value, dict) else value)),
+        )
     return (1, value.encode() if isinstance(value, str) else value)
 
 
@@ -583,7 +588,16 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.timestamp("us"), NAIVE),
     (pa.timestamp("us", tz="UTC"), NAIVE.map(lambda t: t.replace(tzinfo=dt.UTC))),
     (pa.decimal128(38, 2), st.decimals(-999, 999, places=2)),
-]
+    (
+        pa.struct([("a", pa.float64()), ("b", pa.string())]),
+        st.fixed_dictionaries({"a": st.sampled_from([None, -1.5, 0.0, -0.0, math.nan]), "b": st.sampled_from([None, "", "a", "ä"])}),
+    ),
+    (pa.list_(pa.int64()), st.lists(st.sampled_from([None, -(1 << 63), 0, (1 << 63) - 1]), max_size=3)),
+    (
+        pa.list_(pa.struct([("a", pa.list_(pa.string()))])),
+        st.lists(st.none() | st.fixed_dictionaries({"a": st.none() | st.lists(st.sampled_from([None, "", "a"]), max_size=2)}), max_size=2),
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(len(TYPES)), ids=lambda n: f"{n}-{TYPES[n][0]}")
@@ -699,7 +713,7 @@ def test_latest_by_takes_times_in_the_sessions_zone() -> None:
     assert job.tables[LATEST].schema.field("value.amount").type == pa.timestamp("us", tz="UTC")
 
 
-INPUT = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("a", pa.string()), ("l", pa.list_(pa.int64()))])
+INPUT = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("a", pa.string()), ("l", pa.map_(pa.string(), pa.int64()))])
 
 
 def test_latest_by_keeps_all_columns_where_none_are_named() -> None:

@@ -38,6 +38,7 @@ WINDOWS = {
     "microseconds": windows.sliding("2700 microseconds", "600 microseconds", "50 microseconds"),
     "session": windows.session("3 seconds"),
     "short session": windows.session("700 microseconds"),
+    "session of own ends": windows.session(end_column="ends"),
 }
 
 NOT_BEGUN_MS = -(1 << 52)
@@ -57,8 +58,9 @@ raw_rows = st.tuples(
     st.none() | floats,
     st.none() | st.sampled_from(["", "p", "q", "ä"]),
     st.none() | st.booleans(),
+    st.none() | st.integers(-3, 12),
 )
-# Rows, and by how many half seconds the watermark goes on.
+# Rows, with the length of a session of their own, and by how many half seconds the watermark goes on.
 raw_epochs = st.lists(st.tuples(st.lists(raw_rows, max_size=10), st.integers(0, 14)), min_size=1, max_size=7)
 
 
@@ -67,7 +69,16 @@ def with_places(epochs: Any, step_us: int) -> Iterator[tuple[list[Row], int]]:
     places = itertools.count()
     for drawn, forward in epochs:
         yield (
-            [Row(k, None if at is None else at * step_us, *values, place=next(places)) for k, at, *values in drawn],
+            [
+                Row(
+                    k,
+                    None if at is None else at * step_us,
+                    *values,
+                    ends_us=None if gap is None else ((at or 0) + gap) * step_us,
+                    place=next(places),
+                )
+                for k, at, *values, gap in drawn
+            ],
             forward,
         )
 
@@ -138,7 +149,7 @@ def closes_ms(row: dict[str, Any], window: TimeWindow, lateness_us: int, waterma
     return [close for close in closes if close > watermark_ms]
 
 
-@pytest.mark.parametrize("name", [name for name in WINDOWS if "session" not in name])
+@pytest.mark.parametrize("name", [name for name, window in WINDOWS.items() if isinstance(window, TimeWindow)])
 @pytest.mark.parametrize("lateness_us", [0, 450])
 def test_a_shard_is_woken_before_the_first_window_of_any_pane_closes(name: str, lateness_us: int) -> None:
     """Also where several windows close in one millisecond."""
@@ -152,7 +163,7 @@ def test_a_shard_is_woken_before_the_first_window_of_any_pane_closes(name: str, 
             assert operator.wake_ms(due_ms, EpochClock(0, -(1 << 40))) <= min(closes)
 
 
-@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
+@pytest.mark.parametrize("name", ["tumbling", "sliding", "session", "session of own ends"])
 @given(epochs=raw_epochs)
 @examples(20)
 def test_under_a_watermark_that_has_not_begun_nothing_is_late_or_removed(name: str, epochs: Any) -> None:
@@ -246,6 +257,28 @@ def test_a_session_takes_a_row_exactly_one_gap_later() -> None:
     ]
 
 
+def test_a_session_of_own_ends_lasts_as_long_as_the_row_of_it_that_ends_last() -> None:
+    """Not as long as the last of its rows: the first one may outlast it."""
+    driven = Driven(windows.session(end_column="ends"), "append")
+    driven.epoch([Row(A, at * SECOND, ends_us=end * SECOND) for at, end in ((0, 30), (5, 6), (20, 21), (25, 26))])
+    assert driven.live == 1
+    driven.epoch([Row(A, 30 * SECOND, ends_us=31 * SECOND), Row(B, 0, ends_us=2 * SECOND)], 1_000, 0)
+    assert list(driven.epoch([], 30_999, 1_000)) == [(B, 0, 2 * SECOND)]
+    assert list(driven.epoch([], 31_000, 30_999)) == [(A, 0, 31 * SECOND)]
+
+
+def test_rows_without_an_end_after_their_time_are_in_no_session_and_not_late() -> None:
+    """As in Spark, whose plan filters a gap of null, zero or less."""
+    driven = Driven(windows.session(end_column="ends"), "update")
+    ends = (None, 10 * SECOND, 9 * SECOND, 10 * SECOND + 1)
+    rows = [Row(A, 10 * SECOND, ends_us=end, place=place) for place, end in enumerate(ends)]
+    found = driven.epoch([*rows, Row(A, None, ends_us=99 * SECOND)], 9_000, 9_000)
+    assert {window: row["rows"] for window, row in found.items()} == {(A, 10 * SECOND, 10 * SECOND + 1): 1}
+    assert driven.late == 0
+    assert driven.epoch(rows, 20_000, 20_000) == {}
+    assert driven.late == 1
+
+
 def test_a_row_between_two_stored_sessions_joins_them() -> None:
     """One is written longer, the other leaves a tombstone."""
     driven = Driven(windows.session("10 seconds"), "update")
@@ -331,6 +364,8 @@ def test_other_durations_are_refused(text: str) -> None:
         (lambda: windows.tumbling("5 seconds", "5 seconds"), "shorter than its slide"),
         (lambda: windows.tumbling("5 seconds", "-5 seconds"), "shorter than its slide"),
         (lambda: windows.session("-1 seconds"), "longer than nothing"),
+        (lambda: windows.session(), "a session has a gap, .*or a column"),
+        (lambda: windows.session("1 second", end_column="ends"), "a session has a gap, .*or a column"),
         (lambda: windows.sliding("1 day", "1 second"), "more than 10,000 windows"),
     ],
 )
@@ -360,7 +395,7 @@ def planned(window: TimeWindow | SessionWindow, **changed: Any) -> Any:
     ("changed", "message"),
     [
         ({"time_column": "when"}, "no event-time column 'when'; the input has name, score, at"),
-        ({"time_column": "n"}, "event time 'n' must be a timestamp, not int64"),
+        ({"time_column": "n"}, "event-time column 'n' must be a timestamp, not int64"),
         ({"aggregates": {}}, "at least one aggregate"),
         ({"aggregates": {"Window": aggregates.count()}}, "would be in the output twice"),
         ({"aggregates": {"name": aggregates.count()}}, "would be in the output twice"),
@@ -374,6 +409,13 @@ def test_window_steps_that_cannot_run_are_refused_when_the_job_is_built(
     """With the operator's name."""
     with pytest.raises(InvalidPipeline, match=f"operator 'op'.*{message}"):
         planned(window, **changed)
+
+
+def test_sessions_whose_ends_are_no_column_of_times_are_refused_when_the_job_is_built() -> None:
+    refused = {"when": "there is no end_column", "n": "end_column 'n' must be a timestamp"}
+    for column, message in refused.items():
+        with pytest.raises(InvalidPipeline, match=f"operator 'op'.*{message}"):
+            planned(windows.session(end_column=column))
 
 
 def test_the_manifest_says_which_windows_the_state_is_of() -> None:
@@ -393,6 +435,10 @@ def test_the_manifest_says_which_windows_the_state_is_of() -> None:
     assert tumbling.modes == "append, size 10000000 us, slide 10000000 us, start 0 us, lateness 0 us"
     session = planned(windows.session("10 seconds")).entry()
     assert (session.kind, session.states[0].schema.split(", ")[:2]) == ("sessions", ["window.end", "rows"])
+    assert session.modes == "update, session, gap 10000000 us, lateness 0 us"
+    of_own_ends = planned(windows.session(end_column="ends")).entry()
+    assert of_own_ends.modes == "update, session, end ends, lateness 0 us"
+    assert of_own_ends.states == session.states
 
 
 def test_the_output_has_keys_window_and_aggregates() -> None:
