@@ -359,9 +359,7 @@ def _frame(
 
 def _layouts(number: NativeOperator, own: Operator, entry: OperatorEntry) -> list[RowLayout]:
     states = {state.name: state for state in entry.states}
-    return [
-        RowLayout(entry, states[name], own.state_schemas[name], makes_sessions=True) for name in _states(number, own)
-    ]
+    return [RowLayout(entry, states[name], own.state_schemas[name], is_import=True) for name in _states(number, own)]
 
 
 def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenTables:

@@ -8,26 +8,34 @@ its value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.importing.native_operators import WRITTEN, NativeOperator
 from state_runtime.importing.native_slots import slots_of
 from state_runtime.processors.builtin.aggregate import AggregateOperator
 from state_runtime.processors.builtin.all_rows import ALL_ROWS
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
+from state_runtime.processors.builtin.interval_join_plan import MATCHED
 from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.reading.rows import RowLayout
 from state_runtime.spark.query_parts import Kept, NativeColumn
+from state_runtime.spark.sql import quoted
 
-__all__ = ["NativeRead", "match_kept", "read_of"]
+__all__ = ["INDEX", "NativeRead", "match_kept", "read_of"]
 
-_TAKEN: Final = frozenset({"stateStoreSave", "sessionWindowStateStoreSaveExec", "dedupe", "dedupeWithinWatermark"})
+_TAKEN: Final = frozenset(
+    {"stateStoreSave", "sessionWindowStateStoreSaveExec", "dedupe", "dedupeWithinWatermark", "symmetricHashJoin"}
+)
+_MATCHED: Final = NativeColumn("matched", "boolean")
+INDEX: Final = NativeColumn("index", "bigint")
 _START: Final = NativeColumn("sessionStartTime", "timestamp")
 _DUMMY: Final = NativeColumn("__dummy__", "void")
 _EXPIRES: Final = NativeColumn("expiresAtMicros", "bigint")
@@ -43,6 +51,9 @@ class NativeRead:
         columns: SQL for each column of the state here, as people see it.
         window, window_us: see `Kept`.
         is_session: the value has the grouping, and the key has the start of the session in it.
+        store: of a join the name of Spark's store with the rows of a side; "" of others.
+        rows: makes the side's columns here of Spark's; they are what `columns` are made of.
+        where: SQL for the rows that are kept here, too.
     """
 
     keys: tuple[NativeColumn, ...]
@@ -51,6 +62,9 @@ class NativeRead:
     window: str = ""
     window_us: int = 0
     is_session: bool = False
+    store: str = ""
+    rows: Callable[[DataFrame], DataFrame] | None = None
+    where: str = "true"
 
 
 def match_kept(
@@ -109,6 +123,8 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
             f"operator {own.uid!r} is {_told(kept.operator)}, whose state cannot be imported; it cannot go on where "
             "the query stands. Process its input again in a job of its own"
         )
+    if isinstance(own, IntervalJoinOperator):
+        return _side_of_join(kept, own, layout)
     names = {role: shown for shown, role in layout.shown.roles().items()}
     columns = {names["key", name]: kept.own_keys.get(name, "true") for name in own.key_schema.names}
     if own.key_schema.names != [ALL_ROWS] and set(own.key_schema.names) != set(kept.own_keys):
@@ -142,6 +158,36 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
             _ms_up_of_micros("v0") if is_within else _ms_up(kept.own_keys[time], own.key_schema, time)
         )
     return NativeRead(kept.keys, ((_EXPIRES if is_within else _DUMMY,),), columns)
+
+
+def _side_of_join(kept: Kept, own: IntervalJoinOperator, layout: RowLayout) -> NativeRead:
+    """Return what to read of a side of a join: its rows, with the place that each has under its key."""
+    names = {role: shown for shown, role in layout.shown.roles().items()}
+    side = next(each for each in own.plan.sides.values() if each.name == layout.state.name)
+    columns = {names["key", name]: quoted(name) for name in own.key_schema.names}
+    columns |= {names["value", name]: quoted(name) for name in side.columns.names}
+    columns[names["position", "position"]] = quoted(INDEX.name)
+    if side.is_outer:
+        columns[names["value", MATCHED]] = quoted(_MATCHED.name)
+    due = "CAST(NULL AS BIGINT)"
+    if side.stays_ms is not None:
+        due = f"({_ms_up(quoted(side.time), side.columns, side.time)}) + {side.stays_ms}"
+    columns[names["time", "due"]] = due
+    # Rows that nothing can match any more: Spark keeps them, or has kept them until it read this batch.
+    kept_here = [] if side.is_outer else [f"{quoted(name)} IS NOT NULL" for name in own.key_schema.names]
+    if own.plan.terms.has_range:
+        kept_here.append(f"{quoted(side.time)} IS NOT NULL")
+    if own.plan.is_semi and side.name == "left":
+        kept_here.append(f"NOT {quoted(_MATCHED.name)}")
+    native = kept.sides[side.number]
+    return NativeRead(
+        keys=(*kept.keys, INDEX),
+        values=((*native.columns, _MATCHED),),
+        columns=columns,
+        store=f"{side.name}-keyWithIndexToValue",
+        rows=native.rows,
+        where=" AND ".join(kept_here) or "true",
+    )
 
 
 def _ms_up(sql: str, schema: pa.Schema, name: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidConfiguration, InvalidData
-from state_runtime.importing.native_queries import NativeRead
+from state_runtime.importing.native_queries import INDEX, NativeRead
 from state_runtime.reading.rows import RowLayout
 from state_runtime.spark.query_parts import NativeColumn
 from state_runtime.spark.sql import quoted
@@ -28,12 +28,19 @@ def rows_of_query(
     Raises:
         InvalidConfiguration: the checkpoint has other columns than the query. InvalidData: Spark cannot read it.
     """
-    options = {"batchId": str(batch_id), "operatorId": str(number)}
+    options = {"batchId": str(batch_id), "operatorId": str(number), **({"storeName": read.store} if read.store else {})}
     try:
         frame = spark.read.format("statestore").options(**options).load(checkpoint)
     except PySparkException as error:
-        raise InvalidData(f"Spark cannot read operator {number} of {checkpoint}: {first_line(error)}") from error
+        hint = " (a join's state is taken in the forms 2 and 3 of spark.sql.streaming.join.stateFormatVersion)"
+        raise InvalidData(
+            f"Spark cannot read operator {number} of {checkpoint}{hint if read.store else ''}: {first_line(error)}"
+        ) from error
     where = f"operator {layout.operator.uid!r}"
+    if read.rows is not None:
+        made = _rows_of_side(frame, read, read.rows, layout, where)
+        _check_types(made, layout, where)
+        return made
     keys, values = (_columns(frame, name) for name in ("key", "value"))
     _check(keys, [read.keys], f"{where}: its key")
     _check(values, read.values, where)
@@ -45,6 +52,32 @@ def rows_of_query(
     made = flat.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
     _check_types(made, layout, where)
     return made
+
+
+def _rows_of_side(
+    frame: DataFrame, read: NativeRead, rows: Callable[[DataFrame], DataFrame], layout: RowLayout, where: str
+) -> DataFrame:
+    """Return the rows of a side of a join: the plan of the query computes its columns of what Spark keeps."""
+    where = f"{where}, its {layout.state.name} side"
+    _check(_columns(frame, "value"), read.values, where)
+    own = layout.versions.keys
+    there = _columns(frame, "key")
+    if len(there) != len(own) + 1 or there[-1] != INDEX:
+        raise InvalidConfiguration(
+            f"{where} has {len(there) - 1} key columns in the checkpoint, and {len(own)} in the job's query. Give "
+            "job.query the code that the query had; it can be changed after the import"
+        )
+    keys, values = _numbered("k", len(own)), _numbered("v", len(read.values[0]) - 1)
+    flat = _flat(frame, {"key": [*keys, INDEX.name], "value": [*values, "matched"]})
+    made = rows(flat.select(*values, "matched", INDEX.name, *keys))
+    # Rows of a key meet those of the other side: another key would leave them to others, which have not met them.
+    same = " AND ".join(f"{quoted(c.name)} <=> {key}" for c, key in zip(own, keys, strict=True))
+    if made.where(f"NOT ({same})").limit(1).count():
+        raise InvalidConfiguration(
+            f"{where} is kept by other keys in the checkpoint than the job's query has. Give job.query the code that "
+            "the query had; it can be changed after the import"
+        )
+    return made.where(read.where).selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
 
 
 def first_line(error: Exception) -> str:

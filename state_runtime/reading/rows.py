@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.reading.display_schema import DisplaySchema
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import Hashes, StateSchema, entry_of_time, int64_values
 
@@ -33,7 +33,8 @@ class RowLayout:
     Args:
         schema: its columns, exactly; None takes them from the description.
         epoch: the epoch in which list elements are appended.
-        makes_sessions: the rows of a session window are whole: an import makes them of another engine's.
+        is_import: an import makes rows whose form is the operator's own of another engine's: of sessions, which are
+            whole, and of joins, whose rows have a `position` as the elements of a list.
 
     Raises:
         InvalidConfiguration: (methods) rows of this kind of state cannot be made of plain columns.
@@ -43,7 +44,7 @@ class RowLayout:
     state: StateEntry
     schema: StateSchema | None = None
     epoch: int = 1
-    makes_sessions: bool = False
+    is_import: bool = False
 
     @cached_property
     def versions(self) -> StateVersions:
@@ -51,12 +52,16 @@ class RowLayout:
 
     @cached_property
     def shown(self) -> DisplaySchema:
-        return DisplaySchema(self.versions, self.state.kind, self.operator.kind)
+        return DisplaySchema(self.versions, self._kind, self.operator.kind)
+
+    @property
+    def _kind(self) -> StateKind:
+        return "list" if self.is_import and self.operator.kind == "interval-join" else self.state.kind
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that a row has; `expires` may be left out, and the row then never expires."""
-        if self.state.kind == "rows" and not (self.makes_sessions and self.operator.kind == "sessions"):
+        if self._kind == "rows" and not (self.is_import and self.operator.kind == "sessions"):
             raise InvalidConfiguration(
                 f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot "
                 "be written from a table. Start from a snapshot of the job instead"
@@ -123,7 +128,7 @@ class RowLayout:
             return found
         if self.state.kind == "timers" and times is not None:
             return entry_of_time(int64_values(times).copy())
-        if self.state.kind == "rows":
+        if self._kind == "rows":
             name = given["start", "window.start"]
             starts = self._cast(_whole(table.column(name)), pa.timestamp("us", "UTC"), name).cast(pa.int64())
             if starts.null_count:

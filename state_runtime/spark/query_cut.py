@@ -468,6 +468,7 @@ class _Cutting:
         other = [self._texts.of(key) for key in bounds.keys[1]]
         inputs: list[int] = []
         names: list[str] = []
+        sides: list[tuple[Sequence[Any], Callable[[DataFrame], DataFrame]]] = []
         is_ambiguous = False
         for side, letter in enumerate("lr"):
             child = items(node.children())[side]
@@ -482,6 +483,7 @@ class _Cutting:
                 )
                 columns.append(catalyst.named(time, f"{letter}_time", marked=marked))
             inputs.append(self._rows(child, partial(catalyst.project, columns)))
+            sides.append((items(child.output()), partial(_rows_kept, catalyst, items(child.output()), columns)))
             # A semi join gives nothing of its right side.
             names += [f"{letter}_{name}" for name in named] if len(names) < len(attributes) else []
         part = self._add(
@@ -495,7 +497,7 @@ class _Cutting:
                 },
                 reads=digest_of(self._texts.of_rows(node)),
                 is_ambiguous=_are_twice(says.values()) or is_ambiguous,
-                kept=KeptInPlan(number, "symmetricHashJoin", [], {}),
+                kept=KeptInPlan(number, "symmetricHashJoin", [], {}, sides=sides),
                 right_keys=tuple(says),
                 terms=asked.terms,
                 held_back_ms=bounds.held_back_ms,
@@ -563,6 +565,17 @@ def _named_as(
     """
     pairs = zip(map(made, items(plan.output())), attributes, strict=True)
     return catalyst.project([catalyst.as_attribute(*pair) for pair in pairs], plan)
+
+
+def _rows_kept(catalyst: Catalyst, attributes: Sequence[Any], columns: Sequence[Any], frame: DataFrame) -> DataFrame:
+    """Return columns that are computed of attributes, for a frame that has values of these; its other columns stay."""
+    plan = catalyst.analyzed(frame)
+    given = items(plan.output())
+    further = given[len(attributes) :]
+    own = [catalyst.as_attribute(*pair) for pair in zip(given, attributes)]
+    return catalyst.frame(
+        catalyst.project([*columns, *further], catalyst.project([*own, *further], plan)), frame.sparkSession
+    )
 
 
 def _adopted(catalyst: Catalyst, edge: _Edge, frame: DataFrame) -> Any:

@@ -6,14 +6,16 @@ order of the functions. Spark's names and types of all of them are in the checkp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pyspark.sql import DataFrame
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.jvm import items
-from state_runtime.spark.query_parts import Kept, NativeColumn
+from state_runtime.spark.query_parts import Kept, KeptSide, NativeColumn
 
 __all__ = ["KeptInPlan", "native_columns"]
 
@@ -26,6 +28,7 @@ class KeptInPlan:
         keys: Spark's attributes of the key.
         own_keys, window, window_us: see `Kept`.
         called: of an aggregate its function calls, by the name of the call.
+        sides: of a join the attributes of each side, and what makes the side's columns here of them (`KeptSide.rows`).
     """
 
     number: int
@@ -35,6 +38,7 @@ class KeptInPlan:
     called: Mapping[str, Any] = field(default_factory=dict)
     window: str = ""
     window_us: int = 0
+    sides: Sequence[tuple[Sequence[Any], Callable[[DataFrame], DataFrame]]] = ()
 
     def __call__(self) -> Kept:
         """Return how it keeps its state.
@@ -57,6 +61,7 @@ class KeptInPlan:
             window=self.window,
             window_us=self.window_us,
             buffers=buffers,
+            sides=tuple(KeptSide(native_columns(attributes), rows) for attributes, rows in self.sides),
         )
 
 

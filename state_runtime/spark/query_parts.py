@@ -22,6 +22,7 @@ __all__ = [
     "Grouped",
     "Joined",
     "Kept",
+    "KeptSide",
     "NativeColumn",
     "Part",
     "Processed",
@@ -56,6 +57,7 @@ class Kept:
         window_us: how long that is; of a session how long at least; 0 if the plan does not say it: of a sliding one,
             and of a session with gaps of each row's own.
         buffers: of an aggregate the columns of each function's buffer, by the name of the call, in their order.
+        sides: of a join.
     """
 
     number: int
@@ -65,6 +67,20 @@ class Kept:
     window: str = ""
     window_us: int = 0
     buffers: Mapping[str, tuple[NativeColumn, ...]] = field(default_factory=dict)
+    sides: tuple[KeptSide, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeptSide:
+    """How Spark keeps the rows of a side of a join.
+
+    Attributes:
+        columns: of a row.
+        rows: makes of a frame with these columns, and others behind them that stay, one with the side's columns here.
+    """
+
+    columns: tuple[NativeColumn, ...]
+    rows: Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True)

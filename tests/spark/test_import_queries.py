@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.importing.native import import_checkpoint
 
 from . import native
@@ -43,9 +43,11 @@ def _with(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def own_queries(root: Path) -> dict[str, tuple[str, Query]]:
@@ -92,6 +94,16 @@ LONG = [
     "deduplicate, then transformWithState with timers",
     "sessions",
     "sessions in SQL",
+    "join",
+    "join, then windows",
+    "windows joined on equal windows",
+    "left join",
+    "right join",
+    "full join, both sides asked",
+    "left join, also by what is paid",
+    "semi join, then windows",
+    "a join with one bound",
+    "a join of all time",
     "sessions of own gaps",
     "windows of sessions",
 ]
@@ -136,6 +148,8 @@ def check_goes_on(spark: SparkSession, root: Path, name: str) -> None:
     [
         ("functions", PROVIDER, HDFS),
         ("dropDuplicatesWithinWatermark", PROVIDER, HDFS),
+        ("left join", PROVIDER, HDFS),
+        ("left join", "spark.sql.streaming.join.stateFormatVersion", "3"),
         ("functions", "spark.sql.streaming.aggregation.stateFormatVersion", "1"),
     ],
 )
@@ -194,8 +208,51 @@ def test_what_spark_keeps_in_a_buffer_of_its_own_is_refused_by_name(
     assert not (tmp_path / "store" / "plain").exists()
 
 
+def joined_by(root: Path, key: str, *, form: str = "paid > 0") -> Query:
+    def query(spark: SparkSession) -> DataFrame:
+        orders, payments = stream(spark, root, "orders").alias("o"), stream(spark, root, "payments").alias("p")
+        near = f"{key} AND paid_at BETWEEN at AND at + INTERVAL 10 SECONDS AND {form}"
+        return orders.join(payments, F.expr(near)).selectExpr(
+            "o.order", "customer", "amount", "p.order AS of", "paid", "at"
+        )
+
+    return query
+
+
+def test_a_join_by_other_keys_or_of_other_columns_is_refused_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Stored rows have met those of their key; under another one they would never meet what came before."""
+    write_rows(tmp_path, range(2))
+    sparks(spark, tmp_path, joined_by(tmp_path, "o.order = p.order"), "append", [])
+    refused = {
+        "kept by other keys in the checkpoint": joined_by(tmp_path, "o.amount = p.order"),
+        "has 1 key columns in the checkpoint, and 2": joined_by(tmp_path, "o.order = p.order AND o.amount = p.paid"),
+        r"its left side has the columns \(.*\) in the checkpoint, and \(.*shop": joined_by(
+            tmp_path, "o.order = p.order", form="length(concat(shop, string(paid))) > 0"
+        ),
+    }
+    for message, query in refused.items():
+        job = plain_job(tmp_path, query, "append", [])
+        with pytest.raises(InvalidConfiguration, match=message):
+            import_checkpoint(spark, f"{tmp_path}/checkpoint", job, f"{tmp_path}/store/plain")
+        assert not (tmp_path / "store" / "plain").exists()
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["left join", "applyInPandasWithState"])
+def test_a_form_of_a_joins_state_that_is_not_known_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    write_rows(tmp_path, range(2))
+    query = joined_by(tmp_path, "o.order = p.order")
+    with contextmanager(_with)(spark, {"spark.sql.streaming.join.stateFormatVersion": "4"}):
+        sparks(spark, tmp_path, query, "append", [])
+    with pytest.raises(InvalidData, match="in the forms 2 and 3 of"):
+        import_checkpoint(
+            spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, "append", []), f"{tmp_path}/store/plain"
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["applyInPandasWithState"])
 def test_what_cannot_be_imported_is_refused_by_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
     mode, query = queries(tmp_path)[name]
     write_rows(tmp_path, range(1))
