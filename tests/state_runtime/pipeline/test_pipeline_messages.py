@@ -152,13 +152,13 @@ class Broken(Calls):
         self.broken.get("close", lambda: None)()
 
 
-@pytest.mark.parametrize("given", ["complete", "", aggregates.count()], ids=str)
-def test_aggregates_have_two_output_modes(stream: Any, given: Any) -> None:
+@pytest.mark.parametrize("given", ["completed", "", aggregates.count()], ids=str)
+def test_aggregates_have_three_output_modes(stream: Any, given: Any) -> None:
     """In any spelling, as in Spark; an aggregate cannot have the argument's name."""
     step: Any = step_of(stream.key_by("key").aggregate(uid="u", output_mode="Append", n=aggregates.count()))
     assert step.output_mode == "append"
     for keyed in (stream, stream.key_by("key")):
-        with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update or append"):
+        with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update, append or complete"):
             keyed.aggregate(uid="a", output_mode=given, n=aggregates.count())
 
 
