@@ -386,7 +386,7 @@ class _Compiling:
     def operator(self, index: int, node: OperatorNode) -> None:
         step, before = node.step, [edge.node for edge in node.inputs]
         given, sides = self._given(node)
-        _check_dots(given)
+        _check_for_arrow(given)
         self._tables[index] = self._made_tables(node)
         self._updates[index] = _check_updates(step, next(filter(None, (self._updates[n] for n in before)), ""))
         self._clock_inputs[node.uid] = self._inputs_of(node)
@@ -462,7 +462,7 @@ class _Compiling:
         schema, sinks = self._schemas[index], self.graph.sinks(index)
         for node in sinks:
             with step_at(node.at):
-                _check_dots(schema)
+                _check_for_arrow(schema)
                 written = arrow_schema(schema)
                 node.sink.check(written, f"sink {node.name!r}")
                 if self._tables[index]:
@@ -570,7 +570,14 @@ def _check_names(schema: T.StructType, where: str) -> None:
             raise InvalidPipeline(f"{where} has a column {name!r}; names beginning with __stillstate are the runtime's")
 
 
-def _check_dots(schema: T.StructType) -> None:
+def _check_for_arrow(schema: T.StructType) -> None:
+    """Refuse rows that cannot be handed to Python."""
+    for column in schema.fields:
+        if (twice := _field_twice(column.dataType)) is not None:
+            raise InvalidPipeline(
+                f"the column {column.name!r} holds a struct with two fields {twice!r}, which Arrow does not have. Give "
+                "them names of their own before the first operator or sink, as CAST(… AS STRUCT<a: …, b: …>) does"
+            )
     dotted = [name for name in schema.names if "." in name]
     if dotted:
         raise InvalidPipeline(
@@ -578,6 +585,19 @@ def _check_dots(schema: T.StructType) -> None:
             "rows to Python. Rename it before the first operator or sink: .transform(lambda df: "
             f"df.withColumnRenamed({dotted[0]!r}, {dotted[0].replace('.', '_')!r}))"
         )
+
+
+def _field_twice(data_type: T.DataType) -> str | None:
+    """Return a name that two fields of one struct have, at any depth; None without one."""
+    if isinstance(data_type, T.StructType):
+        names = data_type.names
+        within = (_field_twice(each.dataType) for each in data_type.fields)
+        return next((name for name in names if names.count(name) > 1), None) or next(filter(None, within), None)
+    if isinstance(data_type, T.ArrayType):
+        return _field_twice(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return _field_twice(data_type.keyType) or _field_twice(data_type.valueType)
+    return None
 
 
 def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep, *, is_table: bool = False) -> DataFrame:
