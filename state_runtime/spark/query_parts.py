@@ -148,7 +148,8 @@ class Grouped(Stateful):
 
     Attributes:
         calls: by the name of their column.
-        event_time: the key column with event time; "" if there is none.
+        event_time: the key column with event time, or of a session window the time of a row; "" if no key is forgotten
+            by time.
         gap_us: of a session window, which is then not among the keys; None for any other grouping.
     """
 

@@ -11,10 +11,15 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.catalyst import id_of
 from state_runtime.spark.jvm import items, kind_of
 
-__all__ = ["session_gap_us"]
+__all__ = ["is_session", "session_gap_us"]
 
 _MARK: Final = "spark.sessionWindow"
 _DAY_US: Final = 86_400_000_000
+
+
+def is_session(key: Any) -> bool:
+    """Return whether a key is a session window, of this grouping or of one before."""
+    return bool(key.metadata().contains(_MARK))
 
 
 def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | None:
@@ -30,7 +35,7 @@ def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | 
     Raises:
         InvalidPipeline: the gap is not the same for all rows.
     """
-    if not key.metadata().contains(_MARK):
+    if not is_session(key):
         return None
     made = key.child() if kind_of(key) == "Alias" else _made(plan, id_of(key), is_cut)
     if made is None:
