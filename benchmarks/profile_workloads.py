@@ -21,15 +21,11 @@ from state_runtime.base.joining import JoinTerms
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import (
-    LEFT_COLUMN,
-    RIGHT_COLUMN,
-    SIDE_COLUMN,
-    plan_interval_join,
-)
+from state_runtime.processors.builtin.interval_join_plan import plan_interval_join
 from state_runtime.processors.builtin.latest import LATEST, LatestBy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.table import StateSchema, Time
 

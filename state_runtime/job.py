@@ -200,7 +200,9 @@ class StreamingJob:
         them.
 
         Args:
-            output_mode: "append" or "update", as of `DataStreamWriter.outputMode`.
+            output_mode: "append", "update" or "complete", as of `DataStreamWriter.outputMode`. In complete mode each
+                epoch that has rows gives the whole table of the query's one aggregate, sorted and cut as the query
+                says; it is written with `foreach_epoch`.
             names: other names for operators and sources, by those that they would have: {"window-shop": "per_shop"}.
             allow_unbounded: joins of streams without a bound in time are meant so: their rows are kept for ever.
             streams: streams of this job; the function gets them as frames, by these names.
@@ -212,8 +214,8 @@ class StreamingJob:
             job.query(per_shop).write(ParquetSink("/data/out"))
         """
         mode = str(output_mode).lower()
-        if mode not in ("append", "update"):
-            raise InvalidPipeline(f"query(): output_mode {output_mode!r} must be append or update")
+        if mode not in ("append", "update", "complete"):
+            raise InvalidPipeline(f"query(): output_mode {output_mode!r} must be append, update or complete")
         if streams and not callable(query):
             raise InvalidPipeline("query(): streams of the job go to a function that makes the frame; this is a frame")
         inputs = tuple(self._rows_of(name, stream) for name, stream in streams.items())
@@ -675,7 +677,8 @@ class KeyedStream:
         Args:
             output_mode: "update" emits the new values of the keys that an epoch touched; "append" emits each key once,
                 when the watermark has passed its event time, and removes it. For "append" the column with event time
-                must be among the keys. It stays the event time of the output.
+                must be among the keys. It stays the event time of the output. "complete" emits all keys in each epoch
+                that has rows, for a `foreach_epoch` that puts them in the place of those before.
 
         Example:
             .key_by("carrier").aggregate(uid="by-carrier", flights=aggregates.count(), worst=aggregates.max("delay"))
@@ -772,7 +775,8 @@ class KeyedStream:
             window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")`, `windows.session("5
                 minutes")`, or `windows.session(end_column="ends_at")` with an end of each row's own.
             output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
-                watermark has passed its end.
+                watermark has passed its end. "complete", for sessions, emits all of them in each epoch that has rows,
+                and keeps them for ever.
             allowed_lateness: how long after that a window stays open for late rows.
 
         Example:
@@ -1005,8 +1009,8 @@ def _snake_case(name: str) -> str:
 
 def _output_mode(uid: str, given: object) -> OutputMode:
     mode = str(given).lower()
-    if mode not in ("update", "append"):
-        raise InvalidPipeline(f"operator {uid!r}: output_mode {given!r} must be update or append")
+    if mode not in ("update", "append", "complete"):
+        raise InvalidPipeline(f"operator {uid!r}: output_mode {given!r} must be update, append or complete")
     return mode  # type: ignore[return-value]
 
 

@@ -32,6 +32,9 @@ def woken(
     batch: BatchProgress | None,
     does_due: Collection[str],
     parallelism: int,
+    *,
+    makes_tables: Collection[str] = (),
+    feeds_tables: Collection[str] = (),
 ) -> dict[str, list[int]]:
     """Return per operator uid the shards that an epoch visits even if no row comes.
 
@@ -39,6 +42,8 @@ def woken(
         time: the epoch's clock.
         batch: that the epoch continues, or begins.
         does_due: uids of the operators that do their due work in this epoch.
+        makes_tables: uids of the operators in complete mode. If one has work, or an operator of `feeds_tables` before
+            it, all their shards are visited: a shard that was not would be missing in the table.
     """
     found: dict[str, list[int]] = {}
     for operator in operators:
@@ -50,6 +55,8 @@ def woken(
         if batch is not None:
             visited.update(batch.rows_of_shards(uid, parallelism))
         found[uid] = sorted(visited)
+    if batch is not None or any(found[uid] for uid in feeds_tables):
+        found |= {uid: list(range(parallelism)) for uid in makes_tables}
     return found
 
 

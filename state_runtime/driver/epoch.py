@@ -260,7 +260,16 @@ def planned(request: EpochRequest, before: Standing, context: DriverContext, lim
         clocks=context.clocks,
         batch=batch,
         goes_on=before.batch is not None,
-        wake=woken(pipeline.operators, before.shards, acting, batch, limits.budget.does_due, context.parallelism),
+        wake=woken(
+            pipeline.operators,
+            before.shards,
+            acting,
+            batch,
+            limits.budget.does_due,
+            context.parallelism,
+            makes_tables=pipeline.makes_tables,
+            feeds_tables=pipeline.feeds_tables,
+        ),
         initial=frozenset(
             s.operator.uid for s in pipeline.stages if s.operator and s.initial and s.operator.uid not in stored
         ),

@@ -12,6 +12,9 @@ weighted by how long operators took before. There are two plans:
 The plan is *together* if the waiting rows, or else the batch before, show that the batch will fit. The first batch of a
 run is *apart*, because after an outage it is the largest. Its first epochs are also short, so that the job advances
 even if it dies often.
+
+A job with an operator in complete mode has no deadline in any mode: while rows of a batch are left, a table would be
+that of some of them.
 """
 
 from __future__ import annotations
@@ -77,10 +80,14 @@ class BudgetPlanner:
 
     Args:
         operators: in the order of the pipeline.
+        makes_tables: whether one of them is in complete mode.
     """
 
-    def __init__(self, settings: JobSettings, operators: Sequence[Operator], parallelism: int) -> None:
+    def __init__(
+        self, settings: JobSettings, operators: Sequence[Operator], parallelism: int, *, makes_tables: bool = False
+    ) -> None:
         self._settings = settings
+        self._has_deadline = settings.checkpoint.mode != "aligned" and not makes_tables
         self._operators = operators
         self._parallelism = parallelism
         self._seen = {o.uid: _Seen() for o in operators}
@@ -94,7 +101,7 @@ class BudgetPlanner:
     @property
     def is_catching_up(self) -> bool:
         """Return whether the first batch of the run is under way and takes more than one epoch: other work waits."""
-        return self._batches == 0 and self._epochs > 0 and self._settings.checkpoint.mode != "aligned"
+        return self._batches == 0 and self._epochs > 0 and self._has_deadline
 
     def plan(self, batch: BatchProgress | None, *, reads: bool, now_ms: int, until_checkpoint_s: float) -> EpochBudget:
         """Return the budget of the next epoch.
@@ -168,7 +175,7 @@ class BudgetPlanner:
 
     def _within_s(self, until_checkpoint_s: float) -> float | None:
         settings = self._settings
-        if settings.checkpoint.mode == "aligned":
+        if not self._has_deadline:
             return None
         is_unaligned = settings.checkpoint.mode == "unaligned"
         mode_s = settings.checkpoint.unaligned_epoch_s if is_unaligned else settings.checkpoint.aligned_timeout_s

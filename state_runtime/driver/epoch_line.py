@@ -99,7 +99,12 @@ class EpochLine:
         self._is_savepoint_asked = is_savepoint_asked
         self._uploader = Uploader(context.settings.upload, context.clock)
         self._odd_times = OddTimes(context.pipeline.watermarks)
-        self._budgets = BudgetPlanner(context.settings, context.pipeline.operators, context.parallelism)
+        self._budgets = BudgetPlanner(
+            context.settings,
+            context.pipeline.operators,
+            context.parallelism,
+            makes_tables=bool(context.pipeline.makes_tables),
+        )
         self.checkpointer = Checkpointer(
             context, committer, state, self._uploader, lambda: self._budgets.is_catching_up
         )
@@ -208,7 +213,7 @@ class EpochLine:
             self._odd_times.look(run.planned.request.time_ms, run.event_times)
         counted = state.interval.numbers or self._committer.last.progress
         staged = staged_outputs([s for a in run.acknowledged for s in a.staged], context.sinks, clock.epoch)
-        outputs = with_empty_outputs(staged, context, self._committer.term.term)
+        outputs = with_empty_outputs(staged, context, self._committer.term.term, {uid for uid, _ in tasks.ran})
         after = outcome_of(run, tasks, state.standing(), context, source, outputs)
         state.epoch_done(after)
 

@@ -135,7 +135,9 @@ class StageTasks:
         uid = stage.operator.uid if stage.operator is not None else ""
         passes = batch.of_operator(uid) if batch is not None else ()
         # A shard may be visited for other reasons than due work: it was never visited, or its state becomes files.
-        was_done = stage.operator is not None and did_due(stage.operator, batch)
+        # A table is given whole, whatever an earlier epoch of the batch did.
+        is_table = uid in context.pipeline.makes_tables
+        was_done = stage.operator is not None and not is_table and did_due(stage.operator, batch)
         return StageTask(
             job=job.of_operator(uid),
             stage=number,

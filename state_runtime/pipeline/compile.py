@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import ClassVar, Final
 
@@ -34,6 +34,7 @@ from state_runtime.pipeline.operators import (
     WindowStep,
     arrow_schema,
     build_operator,
+    makes_table,
     output_schema,
 )
 from state_runtime.pipeline.output_layout import OutputLayout, refuse_layouts_beside
@@ -170,6 +171,7 @@ class CompiledPipeline:
         sources: the opened sources; None where no run reads any.
         clock_inputs: per operator uid where its rows come from.
         passed_by: segments whose rows no plan needs: the operator before has their sinks (`Stage.written`).
+        tables: of each sink of a table the operators in complete mode that its rows come from.
         hands_only_its_own: whether the only rows handed to Python are those for operators and sinks; False if the
             source, a transform, an initial state or a sink may run its own Python code.
     """
@@ -185,6 +187,7 @@ class CompiledPipeline:
     sources: OpenedSources | None = None
     clock_inputs: Mapping[str, ClockInputs] = field(default_factory=dict)
     passed_by: frozenset[int] = frozenset()
+    tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def clocks(self, policy: Policy) -> Clocks:
         """Return what moves the clocks of the operators.
@@ -260,6 +263,22 @@ class CompiledPipeline:
         says = {node.uid: dict(node.says) for node in self.graph.nodes if isinstance(node, OperatorNode)}
         return [replace(each.entry(), says=says.get(each.uid, {})) for each in self.operators]
 
+    @cached_property
+    def makes_tables(self) -> frozenset[str]:
+        """Return the uids of the operators in complete mode: each epoch that has work for them runs all their
+        shards."""
+        nodes = (node for node in self.graph.nodes if isinstance(node, OperatorNode))
+        return frozenset(node.uid for node in nodes if makes_table(node.step))
+
+    @cached_property
+    def feeds_tables(self) -> frozenset[str]:
+        """Return the uids of the operators whose rows may reach one of `makes_tables`, and of those."""
+        found = set(self.makes_tables)
+        for uid in reversed(list(self.clock_inputs)):  # in topological order
+            if uid in found:
+                found |= self.clock_inputs[uid].operators
+        return frozenset(found)
+
     @property
     def operators(self) -> tuple[Operator, ...]:
         return tuple(stage.operator for stage in self.stages if stage.operator is not None)
@@ -329,6 +348,8 @@ class _Compiling:
         # Of a node's rows: their schema; uid of the operator that emits a key's row each time it changes, or "".
         self._schemas: dict[int, T.StructType] = {}
         self._updates: dict[int, str] = {}
+        self._tables: dict[int, frozenset[str]] = {}  # uids of the operators in complete mode that they come from
+        self._table_sinks: dict[str, frozenset[str]] = {}
         self._inputs: dict[int, ClockInputs] = {}  # of a node's readers
         self._clock_inputs: dict[str, ClockInputs] = {}
         self._stages: list[Stage] = []
@@ -345,26 +366,34 @@ class _Compiling:
         if source.left is None:
             _check_names(source.frame.schema, f"source {source.name!r}" if source.name else "the source")
         self._reads.source(index, self._sources.nodes[index])
-        self._schemas[index], self._updates[index] = source.frame.schema, ""
+        self._schemas[index], self._updates[index], self._tables[index] = source.frame.schema, "", frozenset()
         self._inputs[index] = ClockInputs(sources=node.clock_with | {node.name})
 
     def segment(self, index: int, node: SegmentNode) -> None:
         before = [edge.node for edge in node.inputs]
+        is_side = isinstance(node.code, OutputStep) and node.code.output != ""
+        self._tables[index] = frozenset() if is_side else reduce(or_, (self._tables[n] for n in before))
+        if self._tables[index] and not all(self._tables[n] for n in before):
+            raise InvalidPipeline(
+                f"{node.code.where} brings the table of {_named(self._tables[index])} in complete mode together with "
+                "rows that come once; such a result is neither. Write them apart"
+            )
         has_looked = job_watch(self._spark)
-        made = _transformed([self._reads.frame_of(n, self._schemas[n]) for n in before], node.code)
+        frames = [self._reads.frame_of(n, self._schemas[n]) for n in before]
+        made = _transformed(frames, node.code, is_table=bool(self._tables[index]))
         # A transform may run Spark jobs (`count`, `first`, a write): then its plan does not show all that it reads.
         self._reads.through(index, before, made, looked=has_looked())
         self._has_other_python |= has_python(made)
         _check_names(made.schema, node.code.where)
         self._schemas[index] = made.schema
-        is_side = isinstance(node.code, OutputStep) and node.code.output != ""
         self._updates[index] = "" if is_side else next(filter(None, (self._updates[n] for n in before)), "")
         self._inputs[index] = self._inputs_of(node)
 
     def operator(self, index: int, node: OperatorNode) -> None:
         step, before = node.step, [edge.node for edge in node.inputs]
         given, sides = self._given(node)
-        _check_dots(given)
+        _check_for_arrow(given)
+        self._tables[index] = self._made_tables(node)
         self._updates[index] = _check_updates(step, next(filter(None, (self._updates[n] for n in before)), ""))
         self._clock_inputs[node.uid] = self._inputs_of(node)
         self._inputs[index] = ClockInputs(operators=frozenset({node.uid}))
@@ -395,6 +424,28 @@ class _Compiling:
             self._reads.by(n, () if sides is not None else reads)
         self._stage(index, operator, read, reads, initial=initial, partial=partial, sides=side_outputs)
 
+    def _made_tables(self, node: OperatorNode) -> frozenset[str]:
+        """Return the operators in complete mode that an operator's rows come from: it may be one itself.
+
+        Raises:
+            InvalidPipeline: it would read a table again in each epoch, or its rows may be in flight while others are in
+                the table.
+        """
+        tables = reduce(or_, (self._tables[edge.node] for edge in node.inputs))
+        if tables:
+            raise InvalidPipeline(
+                f"operator {node.uid!r} reads the table that {_named(tables)} gives anew in each epoch (complete mode) "
+                'and would take each of its rows again. Give that output mode "update" or "append"'
+            )
+        if not makes_table(node.step):
+            return frozenset()
+        if self._settings.checkpoint.mode == "unaligned":
+            raise InvalidPipeline(
+                f"operator {node.uid!r}: with checkpoint mode unaligned an epoch ends while rows of its batch wait, "
+                "and complete mode gives whole tables. Use checkpoint mode aligned, or another output mode"
+            )
+        return frozenset({node.uid})
+
     def _with_remedy(self, error: NoEventTime, node: OperatorNode) -> InvalidPipeline:
         before = self._inputs_of(node).operators
         for each in self.graph.nodes:
@@ -424,9 +475,12 @@ class _Compiling:
         schema, sinks = self._schemas[index], self.graph.sinks(index)
         for node in sinks:
             with step_at(node.at):
-                _check_dots(schema)
+                _check_for_arrow(schema)
                 written = arrow_schema(schema)
                 node.sink.check(written, f"sink {node.name!r}")
+                if self._tables[index]:
+                    _check_replaces(node, self._tables[index])
+                    self._table_sinks[node.name] = self._tables[index]
                 if (layout := node.sink.layout(written)) is not None:
                     self._layouts[node.name] = layout
                 self._has_other_python |= node.sink.may_have_python
@@ -476,6 +530,7 @@ class _Compiling:
             hands_only_its_own=not self._has_other_python,
             graph=self.graph,
             passed_by=frozenset(self._passed_by),
+            tables=self._table_sinks,
         )
 
     def _stage(
@@ -539,7 +594,14 @@ def _check_names(schema: T.StructType, where: str) -> None:
             raise InvalidPipeline(f"{where} has a column {name!r}; names beginning with __stillstate are the runtime's")
 
 
-def _check_dots(schema: T.StructType) -> None:
+def _check_for_arrow(schema: T.StructType) -> None:
+    """Refuse rows that cannot be handed to Python."""
+    for column in schema.fields:
+        if (twice := _field_twice(column.dataType)) is not None:
+            raise InvalidPipeline(
+                f"the column {column.name!r} holds a struct with two fields {twice!r}, which Arrow does not have. Give "
+                "them names of their own before the first operator or sink, as CAST(… AS STRUCT<a: …, b: …>) does"
+            )
     dotted = [name for name in schema.names if "." in name]
     if dotted:
         raise InvalidPipeline(
@@ -549,8 +611,25 @@ def _check_dots(schema: T.StructType) -> None:
         )
 
 
-def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep) -> DataFrame:
-    """Return the frame that a stateless step makes of frames without rows."""
+def _field_twice(data_type: T.DataType) -> str | None:
+    """Return a name that two fields of one struct have, at any depth; None without one."""
+    if isinstance(data_type, T.StructType):
+        names = data_type.names
+        within = (_field_twice(each.dataType) for each in data_type.fields)
+        return next((name for name in names if names.count(name) > 1), None) or next(filter(None, within), None)
+    if isinstance(data_type, T.ArrayType):
+        return _field_twice(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return _field_twice(data_type.keyType) or _field_twice(data_type.valueType)
+    return None
+
+
+def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep, *, is_table: bool = False) -> DataFrame:
+    """Return the frame that a stateless step makes of frames without rows.
+
+    Args:
+        is_table: in each epoch it sees a whole table.
+    """
     try:
         result = step.function(*given)
     except StillstateError:
@@ -564,9 +643,27 @@ def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep) ->
     if not isinstance(result, DataFrame):
         raise InvalidPipeline(f"{step.where} must return a DataFrame")
     warn_if_unrepeatable(result, step.where)
-    if isinstance(step, TransformStep):
+    if isinstance(step, TransformStep) and not is_table:
         warn_if_cut_by_epochs(given[0], result, step.where)
     return result
+
+
+def _named(uids: Iterable[str]) -> str:
+    return " and ".join(map(repr, sorted(uids)))
+
+
+def _check_replaces(node: SinkNode, tables: frozenset[str]) -> None:
+    """Refuse a sink that would put the tables of all epochs one after the other.
+
+    Raises:
+        InvalidPipeline
+    """
+    if not node.sink.replaces:
+        raise InvalidPipeline(
+            f"sink {node.name!r}: {node.sink!r} adds the rows of each epoch to those before, and {_named(tables)} "
+            "gives the whole table in each (complete mode). Write it with foreach_epoch(function), which gets all of "
+            'the table to put it in the place of the last one; or use output mode "update"'
+        )
 
 
 def _check_updates(step: OperatorStep, updates: str) -> str:

@@ -91,7 +91,7 @@ class QueryNode:
     """
 
     query: Any
-    output_mode: Literal["append", "update"]
+    output_mode: Literal["append", "update", "complete"]
     names: Mapping[str, str]
     allow_unbounded: bool = False
     streams: tuple[str, ...] = ()

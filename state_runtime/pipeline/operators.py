@@ -56,6 +56,7 @@ __all__ = [
     "VectorizedStep",
     "WindowStep",
     "build_operator",
+    "makes_table",
     "output_schema",
     "parse_schema",
 ]
@@ -102,7 +103,12 @@ class AggregateStep:
 
 @dataclass(frozen=True)
 class WindowStep:
-    """Built-in aggregates per key and window of event time."""
+    """Built-in aggregates per key and window of event time.
+
+    Attributes:
+        time: in complete mode the column of a row's time, which may be without a watermark then; "": the one with event
+            time.
+    """
 
     uid: str
     kind: ClassVar[str] = "window"
@@ -110,6 +116,7 @@ class WindowStep:
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode
     allowed_lateness: str
+    time: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,12 @@ OperatorStep: TypeAlias = (
     | IntervalJoinStep
     | AsOfJoinStep
 )
+
+
+def makes_table(step: OperatorStep) -> bool:
+    """Return whether a step gives all its rows in each epoch that has work for it: complete mode. Of user code the mode
+    changes nothing."""
+    return isinstance(step, AggregateStep | WindowStep) and step.output_mode == "complete"
 
 
 def build_operator(
@@ -316,12 +329,12 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
         plan=plan,
         state_ddl=ddl(spark_schema_of(slots)),
         event_time=event_time,
-        mode="append" if step.output_mode == "append" else "update",
+        mode=step.output_mode,
     )
 
 
 def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Operator:
-    time = _needed_event_time(step.uid, schema, "windows need")
+    time = step.time or _needed_event_time(step.uid, schema, "windows need")
     operator = plan_windows(
         uid=step.uid,
         key_columns=tuple(keys.names),
@@ -334,6 +347,7 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Opera
         mode=step.output_mode,
         ddl=lambda columns: ddl(spark_schema_of(columns)),
         allowed_lateness=step.allowed_lateness,
+        drops_late=bool(event_time_column(schema)),
     )
     _check_in_time(step.uid, schema, time, operator.lateness_us)
     return operator

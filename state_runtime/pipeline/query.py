@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,7 @@ from state_runtime.pipeline.operators import (
     WindowStep,
 )
 from state_runtime.pipeline.sources import Source, open_sources, streaming_frame
+from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import COLLECT_LIMIT_MAX, DISTINCT_LIMIT_MAX, Aggregate
 from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.snapshot.paths import check_uid
@@ -298,15 +299,19 @@ def _operator(
     return OperatorNode(_step(part, uid, node.output_mode), tuple(ports), at=node.at, says=says, kept=part.kept)
 
 
-def _step(part: Stateful, uid: str, output_mode: Literal["append", "update"]) -> OperatorStep:
+def _step(part: Stateful, uid: str, output_mode: OutputMode) -> OperatorStep:
     if isinstance(part, Grouped):
         calls = {name: _aggregate(called) for name, called in part.calls.items()}
         # Of a GROUP BY without functions the keys are the answer.
         calls = calls or {"count": Aggregate("count", None)}
         if part.gap_us is not None:
-            window = SessionWindow(part.gap_us, part.end_column)
             return WindowStep(
-                uid=uid, window=window, aggregates=calls, output_mode=output_mode, allowed_lateness="0 seconds"
+                uid=uid,
+                window=SessionWindow(part.gap_us, part.end_column),
+                aggregates=calls,
+                output_mode=output_mode,
+                allowed_lateness="0 seconds",
+                time=part.event_time,
             )
         return AggregateStep(uid, calls, output_mode, forgets=bool(part.event_time))
     if isinstance(part, Deduplicated):

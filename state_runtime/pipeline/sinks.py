@@ -53,9 +53,12 @@ class Sink(ABC):
 
     Attributes:
         may_have_python: whether its handling of an epoch's output may have Spark hand rows to Python.
+        replaces: whether it can take the output of an epoch for a whole table, in the place of the one before (complete
+            mode).
     """
 
     may_have_python: ClassVar[bool] = True
+    replaces: ClassVar[bool] = False
 
     @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
@@ -326,6 +329,8 @@ def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
 class ForeachEpoch(Sink):
     """A user's function, called with each epoch's output after its checkpoint is durable. Made by `foreach_epoch`."""
 
+    replaces: ClassVar[bool] = True
+
     def __init__(self, function: Callable[[DataFrame, int], None], *, empty_epochs: bool = False) -> None:
         if not callable(function):
             raise InvalidConfiguration("foreach_epoch needs a function (df, epoch_id)")
@@ -402,6 +407,10 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
     after `rollback` the input is read again under higher epochs, so its rows come once more; and a root that was put
     back from an older copy of itself has its id and uses epochs again, so set another `txnAppId` yourself then.
 
+    Behind an aggregate in complete mode an epoch's output is the whole table, in the query's order, to be put in the
+    place of the one before. The function is called for each epoch that computes the table, also if it has no rows, and
+    for no other epoch.
+
     Args:
         function: gets the epoch's output rows and the epoch's number.
         empty_epochs: call it for epochs without output rows too, with an empty frame, as Spark's `foreachBatch` does:
@@ -418,14 +427,16 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
 
 
 def read_staged(spark: SparkSession, spec: SinkSpec, output: StagedOutput) -> DataFrame:
-    """Read an epoch's staged files as a DataFrame. Tasks use Stillstate's store: no connector is needed."""
+    """Read an epoch's staged files as a DataFrame, in their order. Tasks use Stillstate's store: no connector is
+    needed."""
     from state_runtime.spark.arrow import spark_schema_of
 
     store = spec.store()
     first = output.files[0]
     schema = pq.read_schema(pa.BufferReader(store.read(first.staged, first.bytes)))
-    paths = spark.createDataFrame([(f.staged, f.bytes) for f in output.files], "path string, bytes long")
-    return paths.repartition(len(output.files)).mapInArrow(_ReadStaged(replace(spec)), spark_schema_of(schema))
+    files = [(number, f.staged, f.bytes) for number, f in enumerate(output.files)]
+    paths = spark.createDataFrame(files, "number int, path string, bytes long")
+    return paths.repartitionById(len(files), "number").mapInArrow(_ReadStaged(replace(spec)), spark_schema_of(schema))
 
 
 @dataclass(frozen=True)

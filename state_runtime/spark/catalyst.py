@@ -190,6 +190,10 @@ class Catalyst:
         """Return a projection."""
         return self._package.plans.logical.Project(self.sequence(expressions), plan)
 
+    def in_one_task(self, plan: Any) -> Any:
+        """Return a plan whose rows are all brought to one task."""
+        return self._package.plans.logical.Repartition(1, True, plan)
+
     def filter(self, condition: Any, plan: Any) -> Any:
         """Return a filter."""
         return self._package.plans.logical.Filter(condition, plan)

@@ -28,7 +28,7 @@ from state_runtime.spark.query_kept import KeptInPlan
 from state_runtime.spark.query_names import Aliases, source_place
 from state_runtime.spark.query_parts import Deduplicated, Given, Grouped, Joined, Part, Processed, Read, Rows, Stateful
 from state_runtime.spark.query_processors import PROCESSORS, code_of
-from state_runtime.spark.query_sessions import OWN_GAPS, session_gap_us
+from state_runtime.spark.query_sessions import OWN_GAPS, is_session, session_gap_us
 from state_runtime.spark.query_text import Texts, digest_of, plain_name, window_us_of
 
 __all__ = ["cut_query", "streams_without_rows"]
@@ -44,6 +44,8 @@ _STATEFUL: Final = frozenset(
     | {"TransformWithState", "TransformWithStateInPySpark", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
     | {"GlobalLimit", "LocalLimit", "Tail", "Offset", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"}
 )
+_OF_TABLES: Final = frozenset({"Sort", "GlobalLimit", "LocalLimit"})
+"""Above an aggregate in complete mode they see all of its rows in each epoch, as of a table."""
 _KEPT_BY: Final[Mapping[str, str]] = {
     "TransformWithStateInPySpark": "transformWithStateInPySparkExec",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
@@ -67,7 +69,7 @@ def cut_query(
     """Cut a streaming frame into parts, each after those that it reads; the last one gives the query's rows.
 
     Args:
-        output_mode: "append" or "update".
+        output_mode: "append", "update" or "complete".
         sources: other names for sources, by the names that they would have.
         given_streams: the names of the streams of the job that the frame was made with (`stream_without_rows`), in
             the order of the query's inputs, by their numbers.
@@ -77,7 +79,7 @@ def cut_query(
         InvalidPipeline: something in the plan is not supported; the message names it.
         Py4JJavaError: Spark refuses the query for the output mode, too.
     """
-    asked = _Asked(output_mode == "append", sources, given_streams, allow_unbounded)
+    asked = _Asked(output_mode, sources, given_streams, allow_unbounded)
     return given(Internal.QUERY_PLANS, lambda: _cut(frame, asked), _refuse)
 
 
@@ -106,7 +108,7 @@ def _refuse() -> Any:
 class _Asked:
     """What a user says of a query, as `cut_query` has it."""
 
-    is_append: bool
+    output_mode: str
     sources: Mapping[str, str]
     given_streams: Mapping[int, str]
     allow_unbounded: bool
@@ -115,7 +117,7 @@ class _Asked:
 def _cut(frame: DataFrame, asked: _Asked) -> tuple[Part, ...]:
     catalyst = Catalyst(frame.sparkSession)
     analyzed = catalyst.analyzed(frame)
-    catalyst.refused_by_spark(analyzed, "Append" if asked.is_append else "Update")
+    catalyst.refused_by_spark(analyzed, asked.output_mode.capitalize())
     plan = catalyst.optimized(analyzed)
     if any(_SETTLED in kinds_in(each) for each in (plan, *items(plan.subqueriesAll()))):
         raise InvalidPipeline(
@@ -203,9 +205,14 @@ class _Cutting:
         edges: list[_Edge] = []
         kinds: dict[str, None] = {}  # in order
         piece, catalyst = self._piece(plan, edges, kinds), self._catalyst
+        # A limit would end tasks before they have acknowledged, and for a sort Spark would run them twice: once to
+        # find the ranges of its tasks.
+        in_one_task = not _OF_TABLES.isdisjoint(kinds)
 
         def rows(*frames: DataFrame) -> DataFrame:
             adopted = [_adopted(catalyst, edge, frame) for edge, frame in zip(edges, frames, strict=True)]
+            if in_one_task:
+                adopted = [catalyst.in_one_task(each) for each in adopted]
             return catalyst.frame(inner(piece.plan_on(catalyst, adopted)), frames[0].sparkSession)
 
         is_of_operator = len(edges) == 1 and isinstance(self._parts[edges[0].part], Stateful)
@@ -264,7 +271,7 @@ class _Cutting:
                 f"withWatermark on {node.eventTime().name()!r} stands behind an operator with state; call it once, on "
                 "the stream that is read"
             )
-        elif kind not in _STATELESS:
+        elif kind not in _STATELESS and not self._is_of_table(node):
             raise InvalidPipeline(f"{kind} is not supported in a query on a stream: {_line(node)}")
         below = tuple(self._piece(child, edges, kinds) for child in items(node.children()))
         return _Piece(node, below, is_mark=kind == _MARK)
@@ -276,7 +283,15 @@ class _Cutting:
         if not node.isStreaming():
             return False
         kind = kind_of(node)
-        return kind in _STATEFUL or (kind == "Join" and all(child.isStreaming() for child in items(node.children())))
+        if kind == "Join":
+            return all(child.isStreaming() for child in items(node.children()))
+        return kind in _STATEFUL and not self._is_of_table(node)
+
+    def _is_of_table(self, node: Any) -> bool:
+        """Return whether a node sorts or cuts the table that an aggregate in complete mode gives."""
+        if self._asked.output_mode != "complete" or kind_of(node) not in _OF_TABLES:
+            return False
+        return any(kind_of(each) == "Aggregate" and each.isStreaming() for each in _nodes_of(node))
 
     def _is_source(self, node: Any) -> bool:
         if not node.isStreaming():
@@ -320,6 +335,8 @@ class _Cutting:
         _check_one_watermark(node)
         columns = _distinct([str(attribute.name()) for attribute in attributes])
         leaf = next(each for each in items(node.collectLeaves()) if each.isStreaming())
+        if kind_of(leaf) == "LocalRelation":
+            raise InvalidPipeline("the query gives no row, whatever its streams have (LIMIT 0); remove that part of it")
         if (stream := self._stream_of(leaf)) is not None:
             if kind_of(node) == _WATERMARK:
                 raise InvalidPipeline(
@@ -379,7 +396,8 @@ class _Cutting:
             for end_of, field, each in ((WINDOW_START, "start", start), (WINDOW_END, "end", end)):
                 if gap_us is None or each in (event_time, end_column):
                     value = catalyst.field_of(_value(key), end_of)
-                    columns[each] = catalyst.named(value, each, marked=key if each == event_time else None)
+                    is_event_time = each == event_time and is_marked(key)
+                    columns[each] = catalyst.named(value, each, marked=key if is_event_time else None)
                     own_keys[each] = f"k{place}.{field}"
         keys = tuple(name for name in columns if gap_us is None or name not in (event_time, end_column))
         for made in calls:
@@ -402,7 +420,8 @@ class _Cutting:
                 window_us=window_us,
             ),
             calls={made.name: made.call for made in calls},
-            event_time=event_time,
+            # In complete mode no key is late or forgotten; a session needs the time of its rows.
+            event_time=event_time if gap_us is not None or self._asked.output_mode != "complete" else "",
             gap_us=gap_us,
             end_column=end_column,
         )
@@ -411,12 +430,14 @@ class _Cutting:
         return _Edge(self._add(part), edge, attributes, partial(catalyst.project, results))
 
     def _time_of(self, keys: Sequence[Any], node: Any) -> Any:
-        """Return the key with event time of a grouping; None if it has none."""
+        """Return the key with event time of a grouping, or its session window; None if it has neither."""
         marked = [key for key in keys if is_marked(key)]
+        if self._asked.output_mode == "complete":
+            return next((key for key in keys if is_session(key)), marked[0] if len(marked) == 1 else None)
         if len(marked) > 1:
             names = ", ".join(str(key.name()) for key in marked)
             raise InvalidPipeline(f"groupBy has several columns with event time ({names}); Spark goes by one: keep one")
-        if self._asked.is_append and not marked:
+        if self._asked.output_mode == "append" and not marked:
             raise InvalidPipeline(f"output mode append needs event time among the keys of {_line(node)}")
         return marked[0] if marked else None
 

@@ -165,7 +165,8 @@ class Grouped(Stateful):
 
     Attributes:
         calls: by the name of their column.
-        event_time: the key column with event time; "" if there is none.
+        event_time: the key column with event time, or of a session window the time of a row; "" if no key is forgotten
+            by time.
         gap_us: of a session window, which is then not among the keys; 0 if each row has a gap of its own; None for any
             other grouping.
         end_column: of a session window with such gaps: the column with the end of each row.

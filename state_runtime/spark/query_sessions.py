@@ -10,13 +10,18 @@ from py4j.java_gateway import get_field
 from state_runtime.spark.catalyst import WINDOW_END, id_of
 from state_runtime.spark.jvm import items, kind_of
 
-__all__ = ["OWN_GAPS", "session_gap_us"]
+__all__ = ["OWN_GAPS", "is_session", "session_gap_us"]
 
 OWN_GAPS: Final = 0
 """Each row has a gap of its own, or one whose length is not fixed."""
 
 _MARK: Final = "spark.sessionWindow"
 _DAY_US: Final = 86_400_000_000
+
+
+def is_session(key: Any) -> bool:
+    """Return whether a key is a session window, of this grouping or of one before."""
+    return bool(key.metadata().contains(_MARK))
 
 
 def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | None:
@@ -30,7 +35,7 @@ def session_gap_us(key: Any, plan: Any, is_cut: Callable[[Any], bool]) -> int | 
         `OWN_GAPS` if it is not a duration that is the same for all rows. None of any other column: also of the session
         of a grouping before, which has the mark as well.
     """
-    if not key.metadata().contains(_MARK):
+    if not is_session(key):
         return None
     made = key.child() if kind_of(key) == "Alias" else _made(plan, id_of(key), is_cut)
     if made is None:

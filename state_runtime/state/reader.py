@@ -47,6 +47,13 @@ class StateReader(Protocol):
         way."""
         ...
 
+    def iter_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """Yield all live rows of a state in order, each identity once, a bounded part at a time.
+
+        All rows of one hash are in one batch.
+        """
+        ...
+
     def find(
         self, state: str, hashes: Hashes, keys: Sequence[pa.Array], columns: Sequence[str] | None = None
     ) -> tuple[Mask, list[pa.Array]]:

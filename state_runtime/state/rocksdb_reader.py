@@ -179,6 +179,10 @@ class RocksReader:
         """See `StateReader.whole`."""
         return concat(list(self.read_range(state, 0, HASH_MAX, _WHOLE_ROWS)), self._schemas[state].arrow)
 
+    def iter_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """See `StateReader.iter_rows`."""
+        return self.read_range(state, 0, HASH_MAX, _WHOLE_ROWS)
+
     def read_range(self, state: str, low: int, high: int, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Yield the live rows in a closed range of hashes, sorted by (hash, entry), `rows_max` at a time.
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import check
+from state_runtime.base.limits import MIB
 from state_runtime.state.answers import Answers
 from state_runtime.state.cursors import Cursor, RunCursor, StreamCursor
 from state_runtime.state.one_key import FoundInRuns
@@ -27,10 +28,12 @@ from state_runtime.state.runs import Layout, RunFile, Version, add_run
 from state_runtime.state.search import hash_ranges
 from state_runtime.state.table import (
     CLEAR_MARKER,
+    HASH_MAX,
     Hashes,
     Mask,
     Positions,
     StateSchema,
+    bounded_slices,
     concat,
     entries_of,
     expired,
@@ -40,6 +43,7 @@ from state_runtime.state.table import (
     interleaved,
     ranges,
     same_keys,
+    slice_hash_range,
 )
 
 __all__ = ["OpenVersion"]
@@ -47,6 +51,8 @@ __all__ = ["OpenVersion"]
 # `next_due` skips rows that were removed since, but at most this number: tens of milliseconds.
 _STALE_ROWS_MAX = 65_536
 _STALE_ROWS_FIRST = 256
+_FOLDED_BYTES_MAX = 32 * MIB
+"""Rows of all runs that are folded at a time where all rows of a state are read."""
 
 
 class OpenVersion:
@@ -145,6 +151,26 @@ class OpenVersion:
         if self._bottom is not None:
             newest_first.append(self._bottom.whole(state))
         return fold(newest_first, schema, drop_deleted=True, now_ms=self._now_ms)
+
+    def iter_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """See `StateReader.iter_rows`. Range by range, as the bottom gives its rows."""
+        schema = self._schemas[state]
+        newest_first = [piece.batch for piece in self._pieces_of(state)]
+        low = 0
+        for below in self._bottom.iter_rows(state) if self._bottom is not None else ():
+            if below.num_rows:
+                high = int(hashes_of(below)[-1])
+                above = [slice_hash_range(batch, low, high) for batch in newest_first]
+                yield from self._folded([*above, below], schema)
+                low = high + 1
+        if low <= HASH_MAX:
+            yield from self._folded([slice_hash_range(batch, low, HASH_MAX) for batch in newest_first], schema)
+
+    def _folded(self, newest_first: Sequence[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
+        for parts in bounded_slices(newest_first, _FOLDED_BYTES_MAX):
+            rows = fold(parts, schema, drop_deleted=True, now_ms=self._now_ms)
+            if rows.num_rows:
+                yield rows
 
     def _pieces_of(self, state: str) -> list[Piece]:
         if state not in self._pieces:

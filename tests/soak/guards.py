@@ -59,6 +59,7 @@ _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
 _DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
 _AS_OF = "tests/state_runtime/processors/test_processors_as_of_join.py::"
 _QUERIES = "tests/state_runtime/pipeline/test_compatibility.py::"
+_TABLES = "tests/state_runtime/driver/test_tables.py::"
 _OF_SPARK = "tests/spark/test_queries.py::"
 _CLOCKS = "tests/state_runtime/pipeline/test_clocks.py::"
 _NAMES = "tests/state_runtime/pipeline/test_source_names.py::"
@@ -654,6 +655,49 @@ GUARDS: tuple[Guard, ...] = (
         "longer = np.ones(len(ends), dtype=np.bool_)",
         "tests/state_runtime/processors/test_processors_windows.py::"
         "test_rows_without_an_end_after_their_time_are_in_no_session_and_not_late",
+    ),
+    Guard(
+        "tables-run-every-shard",
+        "state_runtime/driver/due.py",
+        "        found |= {uid: list(range(parallelism)) for uid in makes_tables}\n",
+        "        pass\n",
+        f"{_TABLES}test_in_complete_mode_every_epoch_with_rows_runs_every_shard",
+    ),
+    Guard(
+        "tables-are-of-whole-batches",
+        "state_runtime/driver/epoch_budget.py",
+        ' != "aligned" and not makes_tables',
+        ' != "aligned"',
+        f"{_TABLES}test_in_complete_mode_no_epoch_ends_before_its_batch",
+    ),
+    Guard(
+        "tables-are-given-where-they-were-computed",
+        "state_runtime/driver/empty_outputs.py",
+        "else not tables.isdisjoint(ran)",
+        "else True",
+        f"{_TABLES}test_a_table_without_rows_is_given_and_a_table_that_was_not_computed_is_not",
+    ),
+    Guard(
+        "tables-come-with-the-last-slice",
+        "state_runtime/processors/builtin/aggregate.py",
+        "for stored in version.iter_rows(STATE) if due else ():",
+        "for stored in version.iter_rows(STATE):",
+        "tests/state_runtime/processors/test_processors_aggregate.py::"
+        "test_slices_before_the_last_give_nothing_of_a_table",
+    ),
+    Guard(
+        "tables-are-cut-in-one-task",
+        "state_runtime/spark/query_cut.py",
+        "            if in_one_task:\n",
+        "            if False:\n",
+        "tests/spark/test_query_tables.py::test_a_limit_without_an_order_lets_every_task_finish",
+    ),
+    Guard(
+        "tables-are-not-added-to-tables",
+        "state_runtime/pipeline/compile.py",
+        "    if not node.sink.replaces:\n",
+        "    if False:\n",
+        "tests/spark/test_query_tables.py::test_what_cannot_take_a_table_is_refused_by_name",
     ),
     Guard(
         "deduplicate-clock-moves-without-rows",

@@ -24,16 +24,10 @@ from pyspark.sql import functions as F
 from state_runtime.base.joining import JoinTerms
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import (
-    LEFT,
-    LEFT_COLUMN,
-    RIGHT,
-    RIGHT_COLUMN,
-    SIDE_COLUMN,
-    plan_interval_join,
-)
+from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, plan_interval_join
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import StateSchema

@@ -70,12 +70,26 @@ def own_queries(root: Path) -> dict[str, tuple[str, Query]]:
             .agg(*called)
         )
 
-    return {"functions": ("append", functions)}
+    def top(spark: SparkSession) -> DataFrame:
+        grouped = stream(spark, root, "orders").groupBy(F.window("at", "10 seconds"), "shop")
+        return grouped.agg(F.sum("amount").alias("a"), F.count("*").alias("n")).orderBy("window", "shop").limit(5)
+
+    def sessions(spark: SparkSession) -> DataFrame:
+        by = F.session_window("at", "2 seconds"), F.col("customer")
+        return stream(spark, root, "orders").groupBy(*by).agg(F.count("*").alias("n"))
+
+    return {
+        "functions": ("append", functions),
+        "a table, sorted and cut": ("complete", top),
+        "a table of sessions": ("complete", sessions),
+    }
 
 
 IN_EACH_RUN = ["windowed count"]
 LONG = [
     "functions",
+    "a table, sorted and cut",
+    "a table of sessions",
     "sliding window in SQL",
     "windows of windows",
     "windows in update mode",

@@ -630,8 +630,8 @@ def test_what_is_given_to_query_is_named_if_it_is_wrong(spark: SparkSession, tmp
     ):
         with pytest.raises(error, match=message):
             plain_job(tmp_path, query, "append", []).run(spark, trigger=ONCE)
-    with pytest.raises(InvalidPipeline, match="must be append or update"):
-        StreamingJob("plain", store=str(tmp_path)).query(broken, output_mode="complete")
+    with pytest.raises(InvalidPipeline, match="must be append, update or complete"):
+        StreamingJob("plain", store=str(tmp_path)).query(broken, output_mode="completed")
 
 
 def test_another_spark_refuses_plain_queries_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from .stream_test import BROKEN, Add, AllRows, Case, LastBatch, NewRows, Repeat,
 
 __all__ = ["AGGREGATION"]
 
-COMPLETE = "must be append or update"
 TWO = {"first": "value int", "second": "value int"}
 
 
@@ -116,7 +115,7 @@ AGGREGATION = Suite(
             Stop(), Start(),
             Add({"input": [3, 2, 1]}), LastBatch([(3, 2), (2, 2), (1, 1)]),
             Add({"input": [4, 4, 4, 4]}), LastBatch([(4, 4), (3, 2), (2, 2), (1, 1)]),
-        ], mode="complete", refused=COMPLETE),
+        ], mode="complete"),
         Case("simple count, append mode", _counts, says=["append", "not supported"]),
         Case("sort after aggregate in complete mode", _sorted, [
             Add({"input": [3]}), LastBatch([(3, 1)]),
@@ -124,7 +123,7 @@ AGGREGATION = Suite(
             Stop(), Start(),
             Add({"input": [3, 2, 1]}), LastBatch([(3, 3), (2, 2), (1, 1)]),
             Add({"input": [4, 4, 4, 4]}), LastBatch([(4, 4), (3, 3), (2, 2), (1, 1)]),
-        ], mode="complete", refused=COMPLETE),
+        ], mode="complete"),
         Case("state metrics - append mode", _windows, [
             Add({"input": [15]}), AllRows(),
             Add({"input": [10, 12, 14]}), AllRows(),
@@ -137,7 +136,7 @@ AGGREGATION = Suite(
         Case("state metrics - update/complete mode", _with_the_next, [
             Add({"input": [1]}), LastBatch([(1, 1), (2, 1)]),
             Add({"input": [2, 3]}), LastBatch([(1, 1), (2, 2), (3, 2), (4, 1)]),
-        ], mode="complete", part="complete", refused=COMPLETE),
+        ], mode="complete", part="complete"),
         Case("multiple keys", _two_keys, [
             Add({"input": [1, 2]}), LastBatch([(1, 2, 1), (2, 3, 1)]),
             Add({"input": [1, 2]}), LastBatch([(1, 2, 2), (2, 3, 2)]),
@@ -160,13 +159,13 @@ AGGREGATION = Suite(
             Add({"input": []}), LastBatch([1]),
             Add({"input": [2, 3]}), LastBatch([3]),
             Add({"input": []}), LastBatch([3]),
-        ], mode="complete", refused=COMPLETE),
+        ], mode="complete"),
         Case("SPARK-22230: last should change with new batches", _last, [
             Add({"input": [1, 2, 3]}), LastBatch([3]),
             Add({"input": [4, 5, 6]}), LastBatch([6]),
             Add({"input": []}), LastBatch([6]),
             Add({"input": [0]}), LastBatch([0]),
-        ], mode="complete", refused=COMPLETE),
+        ], mode="complete"),
         Case("SPARK-23004: Ensure that TypedImperativeAggregate functions do not throw errors", _lists,
              [Add({"input": range(1, 129)}), AllRows([(n, (n,)) for n in range(1, 129)])],
              mode="update", conf={"spark.sql.shuffle.partitions": "1"}),
@@ -182,17 +181,17 @@ AGGREGATION = Suite(
         Case(METRICS, _counts, [
             Add({"input": [3, 2, 1, 3]}), LastBatch([(3, 2), (2, 1), (1, 1)]),
             Add({"input": [1, 4]}), LastBatch([(3, 2), (2, 1), (1, 2), (4, 1)]),
-        ], mode="complete", part="complete", refused=COMPLETE),
+        ], mode="complete", part="complete"),
         Case(METRICS, _windows, [
             Add({"input": [3, 2, 1, 9]}), LastBatch(),
             Add({"input": [25]}), LastBatch([(0, 3), (5, 1)]),
         ], part="append"),
     ],
     {
-        RECENT: "complete mode, and a clock that the test moves by hand",
-        "prune results by current_date, complete mode": "complete mode, and a clock that the test moves by hand",
+        RECENT: "a clock that the test moves by hand",
+        "prune results by current_date, complete mode": "a clock that the test moves by hand",
         "SPARK-21977: coalesce(1) with aggregation should still be repartitioned when it has non-empty grouping keys":
-            "complete mode, and a source and plans of Spark's own",
+            "a source and plans of Spark's own",
         "simple count, update mode - recovery from checkpoint uses state format version 1":
             "it goes on from a checkpoint that an older Spark wrote",
         "changing schema of state when restarting query - schema check off": "a setting of Spark's state store",

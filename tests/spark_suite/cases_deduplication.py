@@ -129,7 +129,7 @@ DEDUPLICATION = Suite(
             Add({"input": [("a", 1)]}), LastBatch([("a", 1)]),
             Add({"input": [("a", 2)]}), LastBatch([("a", 3)]),
             Add({"input": [("b", 1)]}), LastBatch([("a", 3), ("b", 1)]),
-        ], mode="complete", schemas=PAIRS, refused="must be append or update"),
+        ], mode="complete", schemas=PAIRS),
         Case("deduplicate with file sink", lambda s: s["input"].dropDuplicates(), [
             Add({"input": ["a"]}), AllRows(["a"]),
             Add({"input": ["a"]}), AllRows(["a"]),

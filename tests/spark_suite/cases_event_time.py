@@ -23,7 +23,6 @@ from .stream_test import (
 
 __all__ = ["EVENT_TIME"]
 
-COMPLETE = "must be append or update"
 TWO = {"first": "value int", "second": "value int"}
 NOW_S = 1_700_000_000
 MONTH_S = 31 * 86_400
@@ -120,7 +119,7 @@ EVENT_TIME = Suite(
         Case(METRICS, _windows_without_watermark, [
             Add({"input": [15]}), LastBatch([(15, 1)]),
             Add({"input": [10, 12, 14]}), LastBatch([(10, 3), (15, 1)]),
-        ], mode="complete", part="without watermark", refused=COMPLETE),
+        ], mode="complete", part="without watermark"),
         Case(METRICS, _windows(), [
             Add({"input": [15]}), AllRows(), Watermark(0),
             Add({"input": [10, 12, 14]}), AllRows(), Watermark(5),
@@ -166,14 +165,14 @@ EVENT_TIME = Suite(
             *_dummy(185, first=[200], second=[190]),
             Stop(), Start(), Add({"first": [0]}), Watermark(185),
             *_dummy(185, second=[200]), *_dummy(190, first=[200]),
-        ], mode="complete", schemas=TWO, refused=COMPLETE),
+        ], mode="complete", schemas=TWO),
         Case("complete mode", _windows(), [
             Add({"input": [10, 11, 12]}), LastBatch([(10, 3)]),
             Add({"input": [25]}), LastBatch([(10, 3), (25, 1)]),
             Add({"input": [25]}), LastBatch([(10, 3), (25, 2)]),
             Add({"input": [10]}), LastBatch([(10, 4), (25, 2)]),
             Add({"input": [25]}), LastBatch([(10, 4), (25, 3)]),
-        ], mode="complete", refused=COMPLETE),
+        ], mode="complete"),
         Case("group by on raw timestamp", _moments, [
             Add({"input": [10]}), AllRows(),
             Add({"input": [25]}), AllRows([(10, 1)]),

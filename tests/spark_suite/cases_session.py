@@ -154,11 +154,13 @@ SESSIONS = Suite(
     "apache/spark@048eb08004cb2470adaa64148c2f984f0109a52f",
     [
         Case("complete mode - session window", _words(), _complete(_one),
-             mode="complete", schemas=LINES, refused=COMPLETE),
+             mode="complete", schemas=LINES),
         Case("complete mode - session window - nested tuple key", _nested(), _complete(_triple),
-             mode="complete", schemas=LINES, refused=COMPLETE),
+             mode="complete", schemas=LINES),
         Case("complete mode - session window - multiple col key", _two_columns(), _complete(_pair),
-             mode="complete", schemas=LINES, refused=COMPLETE),
+             mode="complete", schemas=LINES),
+        Case("complete mode - session window - no key", _of_all, [Add({"input": [40]})], mode="complete", says=NOT_OF_ALL,
+             says_here=["a session window needs another key beside it"]),
         Case("append mode - session window", _words(), _append(JOINED), schemas=LINES, quick=True),
         Case("SPARK-36465: dynamic gap duration", lambda s: _words(_gap("sessionId"))(s), _append(WITH_GAPS), schemas=LINES),
         Case("dynamic gap duration - nested tuple key",
@@ -176,7 +178,6 @@ SESSIONS = Suite(
         ], schemas=LINES),
     ],
     {
-        "complete mode - session window - no key": "complete mode, and an error of Spark's",
         "session window with async state checkpointing": "the rows of append mode, under settings of Spark's state store",
         "session window - with more aggregation functions and UDAFs":
             "an aggregate function in Scala, and `median`, which is refused by name",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,10 @@ class MemoryReader:
         (rows,) = self._wanted(state, np.array([key_hash], dtype=np.uint64), key)
         for start in range(0, len(rows), rows_max):
             yield self._batch(state, rows[start : start + rows_max])
+
+    def iter_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        for _, rows in groupby(self.rows(state), key=lambda row: row[HASH]):
+            yield self._batch(state, list(rows))
 
     def due(self, state: str, through_ms: int) -> pa.RecordBatch:
         rows = [r for r in self.rows(state) if r["due"] is not None and r["due"] <= through_ms]

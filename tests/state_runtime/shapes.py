@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,6 +155,7 @@ def check_same(
                 check_found(found, expected, f"find of {columns} in {shape}")
         else:
             check_entries(real, model, shape, hashes, keys, hash_of, wanted)
+    check_rows(real, model, shape)
     if schema.time == "due":
         for through in (-10, 0, 3, 5, 20):
             due, expected = real.due(shape, through), model.due(shape, through)
@@ -166,6 +168,21 @@ def check_same(
             assert earliest is None or (bound is not None and bound <= earliest)
         else:
             assert bound == earliest, f"next due of {shape}"
+
+
+def check_rows(real: StateReader, model: MemoryReader, shape: str) -> None:
+    """All rows, in order of hash, those of one hash in one batch."""
+    batches = list(real.iter_rows(shape))
+    assert all(batch.num_rows and batch.schema.equals(SHAPES[shape].arrow) for batch in batches)
+    ends = [(batch[HASH][0].as_py(), batch[HASH][-1].as_py()) for batch in batches]
+    assert all(one[1] < next_[0] for one, next_ in itertools.pairwise(ends)), f"parts of {shape}"
+    found, expected = (
+        [row for batch in given for row in batch.to_pylist()] for given in (batches, model.iter_rows(shape))
+    )
+    assert [(row[HASH], row.get("entry", 0)) for row in found] == [
+        (row[HASH], row.get("entry", 0)) for row in expected
+    ], f"order of {shape}"
+    assert plain(found) == plain(expected), f"rows of {shape}"
 
 
 def check_found(real: Any, model: Any, what: str) -> None:

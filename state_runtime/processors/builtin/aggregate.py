@@ -171,8 +171,11 @@ def _type_of(column: str | None, schema: pa.Schema, where: str) -> pa.DataType |
 
 @dataclass(frozen=True)
 class AggregateOperator(WokenWhenDue):
-    """The operator; emits the new value of every key that the epoch touched (update mode), or each key once (append
-    mode), when the watermark has passed the event time among its key columns.
+    """The operator; emits the new value of every key that the epoch touched (update mode), all keys (complete mode), or
+    each key once (append mode), when the watermark has passed the event time among its key columns.
+
+    In complete mode the driver has each epoch that has work run all shards (driver/due.py), so that their output
+    together is the whole table.
 
     With event time rows at or below the late watermark are dropped, so that a key does not come back after it was
     emitted. A null time is never late and never passed, as in Spark.
@@ -223,19 +226,32 @@ class AggregateOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Reduce the epoch, combine with the state, emit."""
-        body = self._once if self.event_time else self._changed
+        body = self._once if self.event_time else self._all if self.mode == "complete" else self._changed
         return process_slices(slices, version, self.state_schemas, partial(body, clock), emits_anew=True)
 
     def _changed(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
         """Emit, in update mode, every key that has rows."""
-        if rows.groups == 0:
-            return
+        if rows.groups:
+            changed = self._taken(clock, rows, version, result)
+            yield self._emit(rows.keys, self._schema.values_of(changed))
+
+    def _all(
+        self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit, in complete mode, every key, once the shard is done with its rows."""
+        if rows.groups:
+            version = version.overlaid({STATE: self._taken(clock, rows, version, result)})
+        for stored in version.iter_rows(STATE) if due else ():
+            yield self._emit(self._schema.keys_of(stored), self._schema.values_of(stored))
+
+    def _taken(self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult) -> pa.RecordBatch:
+        """Return the keys that have rows, with them; they are the slice's changes."""
         found, slots = self._merged(rows, version, clock)
-        result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
+        result.changes[STATE] = changed = self._schema.batch(rows.hashes, None, rows.keys, slots)
         result.rows_added = int(rows.groups - np.count_nonzero(found))
-        yield self._emit(rows.keys, slots)
+        return changed
 
     def _once(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool

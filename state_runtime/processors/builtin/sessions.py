@@ -8,7 +8,9 @@ cuts again in the same way. A stored session that became part of an earlier one 
 A session closes when the watermark has reached its end plus the allowed lateness. As in Spark a row is late on its own
 account, even if it could be merged: if the watermark of the epoch before reached its end. In append mode each session
 is emitted once, when it closes. In update mode (which Spark does not have for sessions) an epoch emits each session
-that it changed, in its new extent; emitted rows of its former parts are not retracted.
+that it changed, in its new extent; emitted rows of its former parts are not retracted. In complete mode no session
+closes, and an epoch emits all of them; late rows are dropped all the same, as in Spark (its
+`SessionWindowStateStoreRestoreExec` asks for no output mode).
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ def session_values(plan: AggregatePlan) -> pa.Schema:
 
 @dataclass(frozen=True)
 class SessionOperator(WokenWhenDue):
-    """Aggregates per key and session; for the attributes see `WindowOperator`."""
+    """Aggregates per key and session; for the other attributes see `WindowOperator`.
+
+    Attributes:
+        drops_late: False in complete mode without a watermark.
+    """
 
     uid: str
     key_columns: tuple[str, ...]
@@ -69,6 +75,7 @@ class SessionOperator(WokenWhenDue):
     window: SessionWindow
     mode: OutputMode
     lateness_us: int
+    drops_late: bool = True
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -91,8 +98,8 @@ class SessionOperator(WokenWhenDue):
 
     @property
     def time_domain(self) -> TimeDomain:
-        """Sessions close by event time."""
-        return "event"
+        """Sessions close by event time; in complete mode they stay."""
+        return "" if self.mode == "complete" else "event"
 
     def process(
         self,
@@ -103,7 +110,22 @@ class SessionOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Cut rows into sessions, merge them with the stored ones, emit, remove closed ones."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
+        body = self._all if self.mode == "complete" else self._run
+        return process_slices(slices, version, self.state_schemas, partial(body, clock))
+
+    def _all(
+        self, clock: EpochClock, rows: GroupedRows, reader: StateReader, result: ShardResult, *, due: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit, in complete mode, every session, once the shard is done with its rows."""
+        new, group = self._cut_rows(rows, clock, result)
+        if len(new):
+            changed, used, used_group = self._merge(rows, new, group, reader)
+            removed = used.only(self._no_longer(used, used_group, changed, rows))
+            result.changes[STATE] = changes = assemble(self._schema, changed, removed)
+            result.rows_added = int(np.count_nonzero(~changed.stored)) - len(removed)
+            reader = reader.overlaid({STATE: changes})
+        for stored in reader.iter_rows(STATE) if due else ():
+            yield self._emit(Part.of(stored, self._schema))
 
     def _run(
         self, clock: EpochClock, rows: GroupedRows, reader: StateReader, result: ShardResult, *, due: bool
@@ -148,6 +170,7 @@ class SessionOperator(WokenWhenDue):
         times, keep = event_times(rows.rows, self.time_column)
         ends, keep = self._ends(rows.rows, times, keep)
         late = self._due_ms(ends) <= clock.late_watermark_ms
+        late &= self.drops_late
         late = late if keep is None else late & keep
         result.late_rows += int(np.count_nonzero(late))
         if bool(late.any()):

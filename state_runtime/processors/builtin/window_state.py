@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 WINDOW = "window"
-OutputMode = Literal["update", "append"]
+OutputMode = Literal["update", "append", "complete"]
 _TIME = pa.timestamp("us", "UTC")
 WINDOW_TYPE = pa.struct([pa.field("start", _TIME), pa.field("end", _TIME)])
 

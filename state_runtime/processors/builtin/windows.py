@@ -467,6 +467,7 @@ def plan_windows(
     mode: OutputMode,
     ddl: Callable[[pa.Schema], str],
     allowed_lateness: str = "0 seconds",
+    drops_late: bool = True,
 ) -> WindowOperator | SessionOperator:
     """Make the operator of a window step.
 
@@ -474,6 +475,7 @@ def plan_windows(
         schema: of the input.
         ddl: writes Arrow columns as Spark's DDL.
         allowed_lateness: how long after the watermark a window stays open.
+        drops_late: of sessions in complete mode, whether there is a watermark.
 
     Raises:
         InvalidPipeline: a column, type, name, mode or duration does not fit.
@@ -498,6 +500,13 @@ def plan_windows(
             window=window,
             mode=mode,
             lateness_us=lateness_us,
+            drops_late=drops_late,
+        )
+    if mode == "complete":
+        raise InvalidPipeline(
+            f'operator {uid!r}: output_mode "complete" is for aggregates and sessions. Write the windows as a plain '
+            'query, job.query(…, output_mode="complete") with groupBy(window(…)), or make a column of the window '
+            'before, and aggregate(…, output_mode="complete") with it as a key'
         )
     return WindowOperator(
         uid=uid,

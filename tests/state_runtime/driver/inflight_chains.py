@@ -23,15 +23,11 @@ from state_runtime.base.joining import JoinTerms
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import (
-    LEFT_COLUMN,
-    RIGHT_COLUMN,
-    SIDE_COLUMN,
-    plan_interval_join,
-)
+from state_runtime.processors.builtin.interval_join_plan import plan_interval_join
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.windows import tumbling
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 

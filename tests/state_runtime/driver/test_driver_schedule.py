@@ -38,9 +38,13 @@ from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
+from state_runtime.pipeline.graph import Edge, Graph, OperatorNode, Port, SourceNode
+from state_runtime.pipeline.operators import AggregateStep
 from state_runtime.pipeline.source_names import PLAIN
 from state_runtime.pipeline.source_position import BatchClock
+from state_runtime.pipeline.watermark import ClockInputs
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -62,9 +66,24 @@ class Killed(BaseException):
     """SIGKILL: the process is gone."""
 
 
-def operator() -> AggregateOperator:
+def operator(mode: OutputMode = "update") -> AggregateOperator:
     plan = plan_aggregates({"n": count()}, KEYS, "counts")
-    return AggregateOperator("counts", ("k",), "`k` string", KEYS, plan, "`n` bigint")
+    return AggregateOperator("counts", ("k",), "`k` string", KEYS, plan, "`n` bigint", mode=mode)
+
+
+def pipeline(mode: OutputMode) -> CompiledPipeline:
+    """Counts, and a sink that shows each epoch's rows under its number."""
+    sinks = {"out": ParquetSink("out")}
+    if mode != "complete":
+        return CompiledPipeline((Stage(operator(), ("out",), T.StructType(), False),), sinks)
+    counts = OperatorNode(AggregateStep("counts", {"n": count()}, mode), (Port(Edge(0), ("k",)),))
+    return CompiledPipeline(
+        (Stage(operator(mode), ("out",), T.StructType(), False, node=1),),
+        sinks,
+        graph=Graph((SourceNode("", None), counts)),
+        clock_inputs={"counts": ClockInputs(frozenset({""}))},
+        tables={"out": frozenset({"counts"})},
+    )
 
 
 @dataclass
@@ -103,6 +122,7 @@ class World:
     root: Path
     draw: random.Random
     batches: list[list[str]]
+    mode: OutputMode = "update"
     ids: CountingIds = field(default_factory=CountingIds)
     dies_at: int = 0  # passage of any kill point; 0 is never
     fails_at: int = 0
@@ -141,7 +161,8 @@ class World:
         are woken as asked."""
 
         def collect() -> None:
-            stage = SimpleNamespace(operator=operator(), sinks=("out",), emit=False, written=None, sides=None)
+            made = operator() if self.mode == "update" else operator(self.mode)
+            stage = SimpleNamespace(operator=made, sinks=("out",), emit=False, written=None, sides=None)
             shards = list(range(parallelism))
             self.draw.shuffle(shards)
             of_shards = [
@@ -203,7 +224,6 @@ def start(
     )  # fmt: skip
     sink = ParquetSink(str(world.root / "out"))
     store_url = str(world.root / "store")
-    stage = Stage(operator(), ("out",), T.StructType(), False)
     context = DriverContext(
         job_name="job",
         store_url=store_url,
@@ -212,7 +232,7 @@ def start(
         local_dir=str(world.root / "local"),
         settings=settings,
         parallelism=settings.parallelism,
-        pipeline=CompiledPipeline((stage,), {"out": sink}),
+        pipeline=pipeline(world.mode),
         sinks={"out": sink.spec("job", info.uid, "out", (f"{store_url}/job", {}))},
         entries=entries,
         watermark_policy="min",
@@ -277,18 +297,18 @@ def published(root: Path) -> list[dict[str, int]]:
     return [epochs[number] for number in sorted(epochs)]
 
 
-def expected(batches: Sequence[Sequence[str]]) -> list[dict[str, int]]:
+def expected(batches: Sequence[Sequence[str]], mode: OutputMode = "update") -> list[dict[str, int]]:
     counts: Counter[str] = Counter()
     output = []
     for batch in batches:
         counts.update(batch)
-        output.append({key: counts[key] for key in set(batch)})
+        output.append({key: counts[key] for key in (counts if mode == "complete" else set(batch))})
     return output
 
 
 def check(world: World, seed: int) -> None:
     where = f"STILLSTATE_TEST_SEED={seed}"
-    assert published(world.root) == expected(world.batches), where
+    assert published(world.root) == expected(world.batches, world.mode), where
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     newest = catalog.latest()
     assert newest is not None
@@ -317,16 +337,20 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
     return begin
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
 def test_whatever_ends_a_run_each_batch_is_published_once_and_the_state_is_whole(
-    tmp_path: Path, playing: Callable[[World], None]
+    tmp_path: Path, playing: Callable[[World], None], mode: OutputMode
 ) -> None:
-    """Kills and failures at any passage of any kill point, lost disks, lost attempts, other settings and shards each time."""
+    """Kills and failures at any passage of any kill point, lost disks, lost attempts, other settings and shards each time. In
+    complete mode each epoch's output is the whole table, of all shards, also of a batch that has rows of few or none."""
     ends: Counter[str] = Counter()
-    for seed, draw in seeds(20):
+    for seed, draw in seeds(20 if mode == "update" else 12):
+        few = 0 if mode == "complete" else 1
         batches = [
-            [f"k{draw.randrange(12)}" for _ in range(draw.randrange(1, 20))] for _ in range(draw.randrange(4, 14))
+            [f"k{draw.randrange(12)}" for _ in range(draw.randrange(few if n else 1, 20))]
+            for n in range(draw.randrange(4, 14))
         ]
-        world = World(tmp_path / str(seed), draw, batches)
+        world = World(tmp_path / str(seed), draw, batches, mode)
         playing(world)
         for _ in range(draw.randrange(1, 5)):
             world.passed, world.dead = 0, False

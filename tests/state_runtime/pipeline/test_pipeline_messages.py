@@ -26,7 +26,7 @@ from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, Use
 from state_runtime.base.usercode import step_at
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.job import KeyedStream, Stream
-from state_runtime.pipeline.compile import _check_dots
+from state_runtime.pipeline.compile import _check_for_arrow
 from state_runtime.pipeline.graph import Graph, SourceNode
 from state_runtime.pipeline.key_names import way_to_key
 from state_runtime.pipeline.operators import ProcessorStep, _declared_states, _key_field, parse_schema
@@ -89,8 +89,30 @@ def test_a_missing_key_says_which_column_was_probably_meant() -> None:
 def test_a_dot_in_a_columns_name_is_refused_by_that_name() -> None:
     """Spark would complain about columns of ours that nobody has heard of."""
     with pytest.raises(InvalidPipeline, match=r"column 'a\.b' has a dot.*withColumnRenamed\('a\.b', 'a_b'\)"):
-        _check_dots(T.StructType([*SCHEMA.fields, T.StructField("a.b", T.LongType())]))
-    _check_dots(SCHEMA)
+        _check_for_arrow(T.StructType([*SCHEMA.fields, T.StructField("a.b", T.LongType())]))
+    _check_for_arrow(SCHEMA)
+
+
+@pytest.mark.parametrize("within", ["{}", "ARRAY<{}>", "MAP<STRING, {}>", "STRUCT<x: {}>"])
+def test_a_struct_with_two_fields_of_a_name_is_refused_by_that_name(within: str) -> None:
+    """Spark has such structs (arrays_zip of one column with itself), and hands none to Python: the job would fail in its
+    first epoch."""
+
+    def struct(*names: str) -> T.StructType:
+        return T.StructType([T.StructField(name, T.LongType()) for name in names])
+
+    def schema(inner: T.DataType) -> T.StructType:
+        wrapped = {
+            "{}": inner,
+            "ARRAY<{}>": T.ArrayType(inner),
+            "MAP<STRING, {}>": T.MapType(T.StringType(), inner),
+            "STRUCT<x: {}>": T.StructType([T.StructField("x", inner)]),
+        }[within]
+        return T.StructType([*SCHEMA.fields, T.StructField("both", wrapped)])
+
+    with pytest.raises(InvalidPipeline, match=r"column 'both' holds a struct with two fields 'a'"):
+        _check_for_arrow(schema(struct("a", "b", "a")))
+    _check_for_arrow(schema(struct("a", "b")))
 
 
 # --- Spark's words -------------------------------------------------------------------------------------------------
@@ -152,13 +174,13 @@ class Broken(Calls):
         self.broken.get("close", lambda: None)()
 
 
-@pytest.mark.parametrize("given", ["complete", "", aggregates.count()], ids=str)
-def test_aggregates_have_two_output_modes(stream: Any, given: Any) -> None:
+@pytest.mark.parametrize("given", ["completed", "", aggregates.count()], ids=str)
+def test_aggregates_have_three_output_modes(stream: Any, given: Any) -> None:
     """In any spelling, as in Spark; an aggregate cannot have the argument's name."""
     step: Any = step_of(stream.key_by("key").aggregate(uid="u", output_mode="Append", n=aggregates.count()))
     assert step.output_mode == "append"
     for keyed in (stream, stream.key_by("key")):
-        with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update or append"):
+        with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update, append or complete"):
             keyed.aggregate(uid="a", output_mode=given, n=aggregates.count())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from state_runtime.processors.builtin.partial_rows import LOWER_HALF, doubles_of
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
+from state_runtime.state import version as open_version
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import StateSchema, fold
 from state_runtime.state.version import OpenVersion
@@ -35,10 +36,13 @@ Rows = list[tuple[int, Any]]
 class Aggregating:
     """One column, aggregated over epochs with the state carried along."""
 
-    def __init__(self, data_type: pa.DataType, wanted: dict[str, Aggregate]) -> None:
+    def __init__(
+        self, data_type: pa.DataType, wanted: dict[str, Aggregate], mode: Literal["update", "complete"] = "update"
+    ) -> None:
         self.data_type = data_type
         plan = plan_aggregates(wanted, pa.schema([("k", pa.int64()), ("v", data_type)]), "op")
-        self.operator = AggregateOperator("op", ("k",), "k long", KEYS, plan, "")
+        self.operator = AggregateOperator("op", ("k",), "k long", KEYS, plan, "", mode=mode)
+        self.batch_rows: list[int] = []
         self.schema: StateSchema = self.operator.state_schemas[STATE]
         self.table = self.schema.empty()
         self.live = 0
@@ -55,13 +59,52 @@ class Aggregating:
         self.epochs += 1
         version = OpenVersion.of_batches("v", {STATE: self.table}, {STATE: self.schema})
         result = self.operator.process(now_whole_now_sliced(grouped), version, EpochClock(0, epoch=self.epochs), 0)
-        emitted = [row for batch in result.outputs for row in batch.to_pylist()]
+        batches = list(result.outputs)
+        self.batch_rows = [batch.num_rows for batch in batches]
+        emitted = [row for batch in batches for row in batch.to_pylist()]
         if STATE in result.changes:
             self.table = fold([result.changes[STATE], self.table], self.schema, drop_deleted=True)
         self.live += result.rows_added
         assert self.live == self.table.num_rows
         assert len({row["k"] for row in emitted}) == len(emitted)
         return {row["k"]: tuple(v for name, v in row.items() if name != "k") for row in emitted}
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(-9, 9))), min_size=1, max_size=6))
+@examples(100)
+def test_in_complete_mode_every_key_comes_in_each_epoch(epochs: list[Rows]) -> None:
+    """Also those without rows, and in an epoch without any; a key never goes."""
+    aggregating = Aggregating(pa.int64(), {"n": aggregates.count(), "total": aggregates.sum("v")}, "complete")
+    values: dict[int, list[int | None]] = {}
+    for rows in [*epochs, []]:
+        for key, value in rows:
+            values.setdefault(key, []).append(value)
+        assert aggregating.epoch(rows) == {
+            key: (len(of), sum(v for v in of if v is not None) if any(v is not None for v in of) else None)
+            for key, of in values.items()
+        }
+    assert aggregating.operator.time_domain == "", "nothing is ever due"
+
+
+def test_a_table_is_given_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a task does not grow with its state."""
+    aggregating = Aggregating(pa.int64(), {"n": aggregates.count()}, "complete")
+    aggregating.epoch([(key, 1) for key in range(1000)])
+    monkeypatch.setattr(open_version, "_FOLDED_BYTES_MAX", 4096)
+    found = aggregating.epoch([(7, 1)])
+    assert found == {key: (2 if key == 7 else 1,) for key in range(1000)}
+    assert max(aggregating.batch_rows) <= 4096 // 17  # hash, mark, key and count of a row
+
+
+def test_slices_before_the_last_give_nothing_of_a_table() -> None:
+    """Else a key would come twice in one epoch; and if rows are left for another epoch, the table comes with the last of them."""
+    aggregating = Aggregating(pa.int64(), {"n": aggregates.count()}, "complete")
+    rows = pa.RecordBatch.from_pydict({"k": pa.array([1, 2], pa.int64()), "v": pa.array([0, 0], pa.int64())})
+    grouped = group_rows(rows, np.array([1, 2], dtype=np.uint64), np.arange(2, dtype=np.int64), ["k"], KEYS)
+    reader = OpenVersion.of_batches("v", {STATE: aggregating.table}, {STATE: aggregating.schema})
+    left = aggregating.operator.process([RowSlice(grouped, is_last=False)], reader, EpochClock(0), 0)
+    assert list(left.outputs) == []
+    assert left.changes[STATE].num_rows == 2
 
 
 def run_all(aggregating: Aggregating, epochs: list[Rows]) -> None:

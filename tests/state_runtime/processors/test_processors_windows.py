@@ -116,6 +116,33 @@ def test_windows_over_epochs_are_those_of_the_model(
     assert driven.live == 0
 
 
+@pytest.mark.parametrize("drops_late", [True, False], ids=["watermark", "no watermark"])
+@pytest.mark.parametrize("name", ["session", "short session"])
+@given(epochs=raw_epochs, hash_of=hash_functions, runs=st.booleans())
+@examples(50)
+def test_in_complete_mode_sessions_stay_and_all_of_them_come_in_each_epoch(
+    name: str, drops_late: bool, epochs: Any, hash_of: HashOf, runs: bool
+) -> None:
+    """Whatever the watermark; it only decides which rows are late, if there is one."""
+    step = unit(name)
+    driven = Driven(WINDOWS[name], "complete", hash_of=hash_of, runs=runs, drops_late=drops_late)
+    model = WindowModel(WINDOWS[name], "complete", drops_late=drops_late)
+    watermark = late = 0
+    for rows, forward in with_places([*epochs, ([], 1 << 20), ([], 0)], step):
+        late, watermark = watermark, watermark + forward * step // 1000
+        found = driven.epoch(rows, watermark, late)
+        expected, late_rows = model.epoch(rows, watermark, late)
+        compare(found, expected)
+        assert driven.late == late_rows
+    assert driven.live == len(model.windows)
+    assert driven.operator.time_domain == "", "nothing is ever due"
+
+
+def test_windows_that_are_cut_into_panes_have_no_complete_mode() -> None:
+    with pytest.raises(InvalidPipeline, match="is for aggregates and sessions"):
+        Driven(WINDOWS["sliding"], "complete")
+
+
 @pytest.mark.parametrize("name", ["sliding", "sliding unevenly", "sliding unevenly 2", "microseconds"])
 @given(epochs=raw_epochs, lateness=st.sampled_from([0, 3]), rewritten_after=st.integers(0, 6), choice=st.randoms())
 @examples(50)
