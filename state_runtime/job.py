@@ -772,8 +772,8 @@ class KeyedStream:
         Emits the key columns, `window` (a struct of start and end, as Spark's) and the aggregates.
 
         Args:
-            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")`, `windows.session("5
-                minutes")`, or `windows.session(end_column="ends_at")` with an end of each row's own.
+            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")`,
+                `windows.cumulative("1 day", "1 hour")`, `windows.session("5 minutes")`, or `windows.session(end_column="ends_at")` with an end of each row's own.
             output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
                 watermark has passed its end. "complete", for sessions, emits all of them in each epoch that has rows,
                 and keeps them for ever.

@@ -95,6 +95,8 @@ _FORMS: Final[Mapping[tuple[object, ...], _Form]] = {
     (Scalar, "sum", "isEmpty"): _sum_of_decimals,
     (Scalar, "min"): _itself,
     (Scalar, "max"): _itself,
+    (ByExtreme, "min"): lambda v: [v[0], v[0], f"CASE WHEN {v[0]} IS NOT NULL THEN 0L END"],
+    (ByExtreme, "max"): lambda v: [v[0], v[0], f"CASE WHEN {v[0]} IS NOT NULL THEN 0L END"],
     # Spark begins a sum at 0; here there is none before the first value.
     (Scalar, "sum", "count"): lambda v: [f"CASE WHEN {v[1]} > 0 THEN {v[0]} END", v[1]],
     (Moments, "n", "avg", "m2"): lambda v: [f"CAST({v[0]} AS BIGINT)", v[1], v[2]],

@@ -163,6 +163,10 @@ class WindowModel:
             return
         size, slide = self.window.size_us, self.window.slide_us
         start = self.window.start_us
+        if self.window.grows:
+            begin = at - (at - start) % size
+            yield from ((begin, begin + length) for length in range(slide, size + 1, slide) if begin + length > at)
+            return
         # From well before, by Spark's definition: start <= at < end.
         candidate = at - (at - start) % slide
         while candidate + size > at:

@@ -100,9 +100,18 @@ def _sum(over: Over) -> PartialFunction:
 
 def _extreme(combine: Combine) -> Plan:
     def plan(over: Over) -> PartialFunction:
-        if pa.types.is_nested(over.type):
+        if not has_order(over.type):
             raise over.refused(f"cannot order values of type {over.type}")
-        return over.scalar(combine, over.type)
+        if not pa.types.is_nested(over.type):
+            return over.scalar(combine, over.type)
+        return ByExtreme(
+            name=over.name,
+            column=over.column,
+            by=over.column,
+            output=over.type,
+            by_type=over.type,
+            greatest=combine == "max",
+        )
 
     return plan
 

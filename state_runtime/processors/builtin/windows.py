@@ -1,4 +1,4 @@
-"""Tumbling and sliding windows over an event-time column, without a Python loop over rows, keys or windows.
+"""Tumbling, sliding and cumulative windows over an event-time column, without a Python loop over rows, keys or windows.
 
 The state keeps *panes*, not windows: the stretches of time between two neighbouring borders of windows. A row is in one
 pane, a pane in up to size/slide windows, and a window is a range of panes. So an epoch writes each touched (key, pane)
@@ -6,6 +6,8 @@ once; one row per (key, window) would be size/slide times as much. A tumbling wi
 
 Panes are numbered. With `per_slide` panes between two starts of windows (two if the slide does not divide the size,
 else one), window number w begins at `start + w·slide` and holds the panes w·per_slide … w·per_slide + length - 1.
+Cumulative windows are numbered by their last panes: window w ends with pane w, and begins with the first pane of its
+cycle, the panes between two starts.
 
 Time, in Spark's terms. A window *closes* when the watermark has reached its end plus the allowed lateness. A row counts
 for those of its windows that the watermark of the epoch before had not closed. For the others it is late, and
@@ -195,30 +197,48 @@ class WindowOperator:
 
     def _start_of_pane(self, panes: Positions) -> Positions:
         if self._per_slide == 1:
-            return self._start_of_window(panes)
+            return self._slid(panes)
         inner = (panes & 1) * (self.window.size_us % self.window.slide_us)
-        return self._start_of_window(panes >> 1) + inner
+        return self._slid(panes >> 1) + inner
 
-    def _start_of_window(self, windows: Numbers) -> Numbers:
-        return windows * self.window.slide_us + self.window.start_us
+    def _slid(self, number: Numbers) -> Numbers:
+        return number * self.window.slide_us + self.window.start_us
+
+    def _start_of_window(self, windows: Positions) -> Positions:
+        return self._slid(self._first_pane(windows) if self.window.grows else windows)
+
+    def _end_of_window(self, windows: Numbers) -> Numbers:
+        return self._slid(windows) + (self.window.slide_us if self.window.grows else self.window.size_us)
+
+    def _first_pane(self, windows: Positions) -> Positions:
+        if self.window.grows:
+            return windows - windows % self._length
+        return windows * self._per_slide
+
+    def _last_pane(self, windows: Numbers) -> Numbers:
+        return windows if self.window.grows else windows * self._per_slide + self._length - 1
 
     def _first_window(self, panes: Positions) -> Positions:
         """Return the number of the first window that holds a pane."""
+        if self.window.grows:
+            return panes
         if self._per_slide == 1:
             return panes - (self._length - 1)
         return (panes - self._length + 2) >> 1
 
     def _last_window(self, panes: Numbers) -> Numbers:
+        if self.window.grows:
+            return panes - panes % self._length + self._length - 1
         return panes if self._per_slide == 1 else panes >> 1
 
     def _closes_ms(self, windows: Numbers) -> Numbers:
         """Return the first watermark that closes a window."""
-        return -(-(self._start_of_window(windows) + self.window.size_us + self.lateness_us) // 1000)
+        return -(-(self._end_of_window(windows) + self.lateness_us) // 1000)
 
     def _last_closed(self, watermark_ms: int) -> int:
         """Return the number of the last window that a watermark has closed."""
-        end = self.window.size_us + self.lateness_us + self.window.start_us
-        return (watermark_ms * 1000 - end) // self.window.slide_us
+        end_us = self._end_of_window(0) + self.lateness_us
+        return (watermark_ms * 1000 - end_us) // self.window.slide_us
 
     def _passed(self, due_ms: Positions, clock: EpochClock) -> Mask:
         passed: Mask = due_ms <= clock.watermark_ms
@@ -286,8 +306,7 @@ class WindowOperator:
         result.due_taken[STATE] = through_ms = clock.watermark_ms
         closed = self._last_closed(clock.watermark_ms)
         if self.mode == "append" and closed > self._last_closed(clock.late_watermark_ms):
-            last_pane = closed * self._per_slide + self._length - 1
-            through_ms = max(through_ms, self._closes_ms(self._last_window(last_pane)))
+            through_ms = max(through_ms, self._closes_ms(self._last_window(self._last_pane(closed))))
         return self._part(reader.due(STATE, through_ms))
 
     def _removed_or_early(self, due: Part, clock: EpochClock) -> tuple[Part, Part]:
@@ -397,8 +416,8 @@ class WindowOperator:
 
     def _windows(self, part: Part, group: Positions, owner: Positions, windows: Positions) -> Iterator[pa.RecordBatch]:
         """Emit windows, given by their key's number and their own number, from panes sorted by (key, pane)."""
-        low = search(group, part.at, owner, windows * self._per_slide)
-        high = search(group, part.at, owner, windows * self._per_slide + self._length)
+        low = search(group, part.at, owner, self._first_pane(windows))
+        high = search(group, part.at, owner, self._last_pane(windows) + 1)
         reduced = reduce_ranges(self.plan, part.slots)
         for start in range(0, len(windows), _WINDOWS_PER_BATCH):
             some = slice(start, start + _WINDOWS_PER_BATCH)
@@ -406,8 +425,7 @@ class WindowOperator:
             yield self._emit([k.take(at) for k in part.keys], windows[some], reduced(low[some], high[some]))
 
     def _emit(self, keys: Sequence[pa.Array], windows: Positions, slots: Sequence[pa.Array]) -> pa.RecordBatch:
-        starts = self._start_of_window(windows)
-        window = window_column(starts, starts + self.window.size_us)
+        window = window_column(self._start_of_window(windows), self._end_of_window(windows))
         keys = emitted(keys, self.key_columns)
         return pa.RecordBatch.from_arrays([*keys, window, *self.plan.finish(slots)], schema=self.output_schema)
 

@@ -1,17 +1,18 @@
-"""Windows over an event-time column: `windows.tumbling("10 seconds")`, `windows.sliding(…)`, `windows.session(…)`.
+"""Windows over an event-time column: `windows.tumbling("10 seconds")`, `windows.sliding(…)`, `windows.cumulative(…)`,
+`windows.session(…)`.
 
-They are Spark's `window` and `session_window`: a window includes its start and excludes its end, starts are counted
+They are Spark's `window` and `session_window`, and Flink's CUMULATE: a window includes its start and excludes its end, starts are counted
 from 1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 
-__all__ = ["SessionWindow", "TimeWindow", "session", "sliding", "tumbling"]
+__all__ = ["SessionWindow", "TimeWindow", "cumulative", "session", "sliding", "tumbling"]
 
 # Maximum number of windows that one row is in: each of them is a row of the output.
 WINDOWS_PER_ROW_MAX = 10_000
@@ -19,16 +20,22 @@ WINDOWS_PER_ROW_MAX = 10_000
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """Windows of `size_us` that begin every `slide_us` microseconds, one of them at `start_us`."""
+    """Windows of `size_us` that begin every `slide_us` microseconds, one of them at `start_us`.
+
+    Attributes:
+        grows: they begin every `size_us` and end every `slide_us`, until they are `size_us` long.
+    """
 
     size_us: int
     slide_us: int
     start_us: int = 0
+    grows: bool = False
 
     @property
     def text(self) -> str:
         """The window's text in a manifest; state of other windows cannot be continued."""
-        return f"size {self.size_us} us, slide {self.slide_us} us, start {self.start_us} us"
+        slide = "grows by" if self.grows else "slide"
+        return f"size {self.size_us} us, {slide} {self.slide_us} us, start {self.start_us} us"
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,24 @@ def sliding(size: str, slide: str, start: str = "0 seconds") -> TimeWindow:
             "take a longer slide"
         )
     return window
+
+
+def cumulative(size: str, step: str, start: str = "0 seconds") -> TimeWindow:
+    """Make windows that begin together every `size` and grow by `step`: of a day by hours the first hour, the first two
+    hours, … and the whole day. Flink's CUMULATE; a row is in up to size/step of them.
+
+    Raises:
+        InvalidPipeline: not a duration, or a size that is not a multiple of the step.
+    """
+    whole, step_us = tumbling(size, start), parse_duration_us(step)
+    if step_us <= 0 or whole.size_us % step_us:
+        raise InvalidPipeline(f"cumulative windows of {size!r} by {step!r}: the size must be a multiple of the step")
+    if whole.size_us > step_us * WINDOWS_PER_ROW_MAX:
+        raise InvalidPipeline(
+            f"cumulative windows of {size!r} by {step!r} put a row into more than {WINDOWS_PER_ROW_MAX:,} windows; "
+            "choose a longer step"
+        )
+    return replace(whole, slide_us=step_us, grows=True)
 
 
 def session(gap: str = "", *, end_column: str = "") -> SessionWindow:

@@ -342,6 +342,18 @@ def test_an_epoch_without_rows_changes_nothing() -> None:
     assert aggregating.table.equals(before)
 
 
+def test_structs_and_arrays_have_a_greatest_and_a_smallest_value() -> None:
+    """Compared field by field and element by element, null skipped; over epochs, as any other value."""
+    pair = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    most = Aggregating(pair, {"most": aggregates.max("v"), "least": aggregates.min("v")})
+    first, second, third = {"a": 1, "b": "z"}, {"a": 2, "b": None}, {"a": 2, "b": "a"}
+    assert most.epoch([(1, second), (1, first), (1, None), (2, None)]) == {1: (second, first), 2: (None, None)}
+    assert most.epoch([(1, third), (2, first)]) == {1: (third, first), 2: (first, first)}
+    lists = Aggregating(pa.list_(pa.int64()), {"most": aggregates.max("v"), "least": aggregates.min("v")})
+    assert lists.epoch([(1, [1, 2]), (1, [1]), (1, [0, 9, 9])]) == {1: ([1, 2], [0, 9, 9])}
+    assert lists.epoch([(1, [1, 2, 0]), (1, [])]) == {1: ([1, 2, 0], [])}
+
+
 A_MAP = pa.map_(pa.string(), pa.int64())
 
 
@@ -362,7 +374,7 @@ A_MAP = pa.map_(pa.string(), pa.int64())
             pa.list_(pa.struct([("m", A_MAP)])),
             "collect_set cannot compare values of type list",
         ),
-        (aggregates.min("v"), pa.list_(pa.int64()), "min cannot order values of type list"),
+        (aggregates.min("v"), A_MAP, "min cannot order values of type map"),
         (aggregates.max("v"), pa.null(), "max cannot order values of type null"),
     ],
 )

@@ -36,6 +36,8 @@ WINDOWS = {
     "sliding unevenly": windows.sliding("10 seconds", "4 seconds", "-1 seconds"),
     "sliding unevenly 2": windows.sliding("7 seconds", "5 seconds"),
     "microseconds": windows.sliding("2700 microseconds", "600 microseconds", "50 microseconds"),
+    "cumulative": windows.cumulative("10 seconds", "2 seconds", "3 seconds"),
+    "cumulative from 9": windows.cumulative("12 seconds", "4 seconds", "-9 seconds"),
     "session": windows.session("3 seconds"),
     "short session": windows.session("700 microseconds"),
     "session of own ends": windows.session(end_column="ends"),
@@ -143,7 +145,7 @@ def test_windows_that_are_cut_into_panes_have_no_complete_mode() -> None:
         Driven(WINDOWS["sliding"], "complete")
 
 
-@pytest.mark.parametrize("name", ["sliding", "sliding unevenly", "sliding unevenly 2", "microseconds"])
+@pytest.mark.parametrize("name", ["sliding", "sliding unevenly", "sliding unevenly 2", "microseconds", "cumulative"])
 @given(epochs=raw_epochs, lateness=st.sampled_from([0, 3]), rewritten_after=st.integers(0, 6), choice=st.randoms())
 @examples(50)
 def test_panes_that_earlier_versions_stored_are_gone_on_with(
@@ -168,6 +170,12 @@ def test_panes_that_earlier_versions_stored_are_gone_on_with(
 def closes_ms(row: dict[str, Any], window: TimeWindow, lateness_us: int, watermark_ms: int) -> list[int]:
     """When the windows that hold a stored pane close, in those that are open."""
     (at,) = time_of_entry(np.array([row["entry"]], dtype=np.uint64)).tolist()
+    if window.grows:
+        begin = at - (at - window.start_us) % window.size_us
+        ends = range(begin + window.slide_us, begin + window.size_us + 1, window.slide_us)
+        return [
+            close for close in (-(-(end + lateness_us) // 1000) for end in ends if end > at) if close > watermark_ms
+        ]
     start = at - (at - window.start_us) % window.slide_us
     closes = []
     while start + window.size_us > at:
@@ -388,6 +396,8 @@ def test_other_durations_are_refused(text: str) -> None:
     [
         (lambda: windows.tumbling("0 seconds"), "longer than nothing"),
         (lambda: windows.sliding("5 seconds", "10 seconds"), "leaves rows out"),
+        (lambda: windows.cumulative("10 seconds", "3 seconds"), "the size must be a multiple of the step"),
+        (lambda: windows.cumulative("10 days", "1 second"), "more than 10,000 windows; choose a longer step"),
         (lambda: windows.tumbling("5 seconds", "5 seconds"), "shorter than its slide"),
         (lambda: windows.tumbling("5 seconds", "-5 seconds"), "shorter than its slide"),
         (lambda: windows.session("-1 seconds"), "longer than nothing"),
