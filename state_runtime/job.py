@@ -773,7 +773,8 @@ class KeyedStream:
 
         Args:
             window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")`,
-                `windows.cumulative("1 day", "1 hour")`, `windows.session("5 minutes")`, or `windows.session(end_column="ends_at")` with an end of each row's own.
+                `windows.cumulative("1 day", "1 hour")`, `windows.session("5 minutes")`, or
+                `windows.session(end_column="ends_at")` with an end of each row's own.
             output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
                 watermark has passed its end. "complete", for sessions, emits all of them in each epoch that has rows,
                 and keeps them for ever.

@@ -1,8 +1,8 @@
 """Windows over an event-time column: `windows.tumbling("10 seconds")`, `windows.sliding(…)`, `windows.cumulative(…)`,
 `windows.session(…)`.
 
-They are Spark's `window` and `session_window`, and Flink's CUMULATE: a window includes its start and excludes its end, starts are counted
-from 1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
+They are Spark's `window` and `session_window`, and Flink's CUMULATE: a window includes its start and excludes its end,
+starts are counted from 1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
 """
 
 from __future__ import annotations
