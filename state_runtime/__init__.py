@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from state_runtime.processors.declared import aggregates, windows
     from state_runtime.processors.user.connected import ConnectedBatch
     from state_runtime.processors.user.keyed_batch import KeyedBatch
+    from state_runtime.processors.user.keyed_collections import ListOf, MapOf
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.spark.session import build_session
@@ -28,6 +29,8 @@ __all__ = [
     "JobContext",
     "JobSettings",
     "KeyedBatch",
+    "ListOf",
+    "MapOf",
     "ParquetSink",
     "Progress",
     "RunResult",
@@ -47,6 +50,8 @@ _HOMES = {
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
     "KeyedBatch": "state_runtime.processors.user.keyed_batch",
+    "ListOf": "state_runtime.processors.user.keyed_collections",
+    "MapOf": "state_runtime.processors.user.keyed_collections",
     "ParquetSink": "state_runtime.pipeline.sinks",
     "Progress": "state_runtime.base.progress",
     "RunResult": "state_runtime.driver.run",

@@ -36,7 +36,7 @@ from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.connected import connected_input
-from state_runtime.processors.user.handle import DeclaringHandle, check_state_name, layout_of
+from state_runtime.processors.user.handle import DeclaringHandle, check_map_key, check_state_name, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
 from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
@@ -426,11 +426,14 @@ def _vectorized(
     key_columns = tuple(keys.names)
     times: dict[str, Time] = {}
     ttl_ms: dict[str, int] = {}
+    entries: dict[str, T.StructType | None] = {}
     event_time = event_time_column(schema)
     modes = ""
     if isinstance(step, VectorizedStep):
         kind, processor = "vectorized", step.processor
-        states, times, ttl_ms = _states_of(step)
+        planned = _states_of(step)
+        states, entries = planned.values, planned.entries
+        times, ttl_ms = planned.times, planned.ttl_ms
         output = _declared_output(step)
         if time_mode_of(processor, step.uid) != "event" or step.inputs:
             event_time = ""
@@ -459,10 +462,16 @@ def _vectorized(
         key_schema=arrow_schema(keys),
         output_schema=arrow_schema(output),
         state_schemas={
-            name: StateSchema(arrow_schema(keys), arrow_schema(value), time=times.get(name, ""))
+            name: StateSchema(
+                arrow_schema(keys),
+                arrow_schema(value),
+                None if entries.get(name) is None else arrow_schema(entries[name] or T.StructType([])),
+                time=times.get(name, ""),
+            )
             for name, value in states.items()
         },
         state_ddl={name: ddl(value) for name, value in states.items()},
+        entry_ddl={name: ddl(entry) for name, entry in entries.items() if entry},
         kind=kind,
         processor=processor,
         output_rows_per_batch=settings.output_rows_per_batch,
@@ -494,8 +503,22 @@ def _connected(
     return replace(operator, inputs=inputs)
 
 
-def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str, Time], dict[str, int]]:
-    """Return the states that a vectorised processor names: value columns, time column, TTL (ms)."""
+@dataclass(frozen=True)
+class _VectorizedStates:
+    """The states that a vectorised processor names, by name.
+
+    Attributes:
+        values: their value columns.
+        entries: of a map its key columns; none of a list; None of a state with one value.
+    """
+
+    values: dict[str, T.StructType]
+    entries: dict[str, T.StructType | None]
+    times: dict[str, Time]
+    ttl_ms: dict[str, int]
+
+
+def _states_of(step: VectorizedStep) -> _VectorizedStates:
     where = f"operator {step.uid!r}: states() of {type(step.processor).__name__}"
     try:
         declared = copy.deepcopy(step.processor).states()
@@ -509,11 +532,24 @@ def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str,
         raise InvalidPipeline(f"{where} names no state; stateless code needs no key and belongs into transform()")
     planned = plan_states(declared, step.processor, step.uid)
     schemas = {
-        check_state_name(step.uid, name): parse_schema(value, f"state {name!r} of operator {step.uid!r}")
-        for name, (value, _, _) in planned.items()
+        check_state_name(step.uid, name): parse_schema(each.schema, f"state {name!r} of operator {step.uid!r}")
+        for name, each in planned.items()
     }
-    times = {name: time for name, (_, time, _) in planned.items()}
-    return schemas, times, {name: ttl for name, (_, _, ttl) in planned.items() if ttl is not None}
+    entries: dict[str, T.StructType | None] = dict.fromkeys(planned)
+    for name, each in planned.items():
+        if each.kind == "list":
+            entries[name] = T.StructType([])
+        elif each.kind == "map":
+            what = f"the map key of state {name!r} of operator {step.uid!r}"
+            entries[name] = found = parse_schema(each.key, what)
+            refuse_collations(found, what)
+            check_map_key(name, arrow_schema(found))
+    return _VectorizedStates(
+        values=schemas,
+        entries=entries,
+        times={name: each.time for name, each in planned.items()},
+        ttl_ms={name: each.ttl_ms for name, each in planned.items() if each.ttl_ms is not None},
+    )
 
 
 def _processor(

@@ -33,10 +33,10 @@ import pyarrow as pa
 
 from state_runtime.base.joining import UNBOUNDED_US
 from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, IntervalJoinPlan
-from state_runtime.processors.builtin.join_places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.sides import SideRows
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry

@@ -34,7 +34,6 @@ import pyarrow as pa
 
 from state_runtime.base.joining import Column
 from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, IntervalJoinPlan
-from state_runtime.processors.builtin.join_places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.builtin.pair_condition import holds
 from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
@@ -45,6 +44,7 @@ from state_runtime.processors.operator import (
     TimeDomain,
     WokenWhenDue,
 )
+from state_runtime.processors.places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.sides import JoinSide, SideRows
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry

@@ -11,6 +11,7 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.grouping import GroupedRows, filter_rows
 from state_runtime.processors.operator import EpochClock, ShardResult
+from state_runtime.processors.places import Places
 from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, JoinSide, SideRows
 from state_runtime.processors.user.keyed_batch import KeyedBatch, RowsByKey
 from state_runtime.state.reader import StateReader
@@ -86,9 +87,10 @@ class ConnectedBatch(KeyedBatch):
         version: StateReader,
         clock: EpochClock,
         ttl_ms: Mapping[str, int],
+        places: Places,
         inputs: Mapping[str, ConnectedInput],
     ) -> None:
-        super().__init__(operator, key_schema, schemas, rows, version, clock, ttl_ms)
+        super().__init__(operator, key_schema, schemas, rows, version, clock, ttl_ms, places)
         self._inputs = inputs
 
     @property

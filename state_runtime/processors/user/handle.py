@@ -26,6 +26,7 @@ __all__ = [
     "QueryInfo",
     "StateDeclaration",
     "TimeMode",
+    "check_map_key",
     "check_state_name",
     "layout_of",
     "timers_schema",
@@ -87,14 +88,22 @@ def layout_of(
     if declaration.kind == "list":
         return StateSchema(key_schema, value, pa.schema([]), time)
     entry = entry if entry is not None else pa.schema([])
-    for key_field in entry:
+    check_map_key(declaration.name, entry)
+    return StateSchema(key_schema, value, entry, time)
+
+
+def check_map_key(state: str, key: pa.Schema) -> None:
+    """Check that the key of a map can be hashed.
+
+    Raises:
+        InvalidPipeline: with the field.
+    """
+    for key_field in key:
         if not _has_hash(key_field.type):
             raise InvalidPipeline(
-                f"state {declaration.name!r}: field {key_field.name!r} of the map's key has type {key_field.type}; it "
-                "can be made "
+                f"state {state!r}: field {key_field.name!r} of the map's key has type {key_field.type}; it can be made "
                 "of booleans, numbers, strings, binary, dates and timestamps, and of structs and arrays of them"
             )
-    return StateSchema(key_schema, value, entry, time)
 
 
 def _has_hash(data_type: pa.DataType) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +14,8 @@ from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.columns import fit_column
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.places import Places
+from state_runtime.processors.user.keyed_collections import KeyedList, KeyedMap
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Mask, Positions, StateSchema, Time
 
@@ -148,8 +150,11 @@ class KeyedBatch(RowsByKey):
         version: StateReader,
         clock: EpochClock,
         ttl_ms: Mapping[str, int],
+        places: Places | None = None,
     ) -> None:
         super().__init__(operator, rows)
+        self._places = places
+        self._collections: dict[str, KeyedList | KeyedMap] = {}
         self._key_schema = key_schema
         self._schemas = schemas
         self._version = version
@@ -184,6 +189,47 @@ class KeyedBatch(RowsByKey):
         schema = columns.schema.values
         values = pa.RecordBatch.from_arrays(columns.values[: len(schema)], schema=schema)
         return KeyedState(_frozen(columns.found.copy()), values)
+
+    def list_state(self, name: str) -> KeyedList:
+        """Return the lists of all keys: a state that `states()` declares as `ListOf`.
+
+        Raises:
+            InvalidPipeline: it does not.
+        """
+        found = self._collection(name)
+        if not isinstance(found, KeyedList):
+            raise InvalidPipeline(
+                f"operator {self._operator!r}: state {name!r} is a map; read it with batch.map_state()"
+            )
+        return found
+
+    def map_state(self, name: str) -> KeyedMap:
+        """Return the maps of all keys: a state that `states()` declares as `MapOf`.
+
+        Raises:
+            InvalidPipeline: it does not.
+        """
+        found = self._collection(name)
+        if not isinstance(found, KeyedMap):
+            raise InvalidPipeline(
+                f"operator {self._operator!r}: state {name!r} is a list; read it with batch.list_state()"
+            )
+        return found
+
+    def _collection(self, name: str) -> KeyedList | KeyedMap:
+        schema = self._schemas.get(name)
+        if schema is None or schema.entries is None or self._places is None:
+            declared = sorted(each for each, s in self._schemas.items() if s.entries is not None)
+            raise InvalidPipeline(
+                f"operator {self._operator!r} has no list or map {name!r}; states() names "
+                f"{', '.join(declared) or 'none'}"
+            )
+        if name not in self._collections:
+            where = f"operator {self._operator!r}, state {name!r}"
+            given = (where, name, schema, self._rows, self._version, partial(self._fit_rows, where))
+            made = KeyedMap(*given) if len(schema.entries) else KeyedList(self._places, *given)
+            self._collections[name] = made
+        return self._collections[name]
 
     def update(self, name: str, values: Any, where: Any = None, *, due: Any = None) -> None:
         """Set the state of all keys, or of those where a mask is true.
@@ -238,6 +284,9 @@ class KeyedBatch(RowsByKey):
         """For the runtime: return per state the changes, as a sorted batch, and the live rows gained."""
         batches = {name: written.changes(self._rows) for name, written in self._written.items()}
         gained = sum(written.gained for written in self._written.values())
+        for name, collection in self._collections.items():
+            batches[name] = collection.changes
+            gained += collection.gained
         for name, columns in self._states.items():
             batches[name] = columns.changes(self._rows)
             gained += int(np.count_nonzero(columns.found)) - int(np.count_nonzero(columns.existed))
@@ -256,6 +305,11 @@ class KeyedBatch(RowsByKey):
         if name not in self._schemas:
             raise InvalidPipeline(
                 f"operator {self._operator!r} has no state {name!r}; states() names {', '.join(sorted(self._schemas))}"
+            )
+        if self._schemas[name].entries is not None:
+            way = "map" if len(self._schemas[name].entries or ()) else "list"
+            raise InvalidPipeline(
+                f"operator {self._operator!r}: state {name!r} has many values of a key; use batch.{way}_state({name!r})"
             )
         if name not in self._states:
             found, values = self._version.find(name, self._rows.hashes, self._rows.keys)
@@ -284,6 +338,21 @@ class KeyedBatch(RowsByKey):
             )
         count = self.num_keys if mask is None else int(np.count_nonzero(mask))
         return [self._fit_column(where, f, given[f.name], mask, count) for f in schema]
+
+    def _fit_rows(self, where: str, schema: pa.Schema, values: Any, count: int) -> list[pa.Array]:
+        """Return columns of rows in the declared types and order."""
+        given = _named_columns(values, where)
+        if sorted(given) != sorted(schema.names):
+            raise InvalidData(
+                f"{where}: got the columns {', '.join(sorted(given)) or 'none'}, and it has {', '.join(schema.names)}"
+            )
+        columns = []
+        for field in schema:
+            column = _as_column(given[field.name], field, where)
+            if len(column) != count:
+                raise InvalidData(f"{where}: got {len(column)} values in column {field.name!r} for {count} rows")
+            columns.append(fit_column(column, field, lambda: where))
+        return columns
 
     def _fit_column(self, where: str, field: pa.Field, values: Any, mask: Mask | None, count: int) -> pa.Array:
         column = _as_column(values, field, where)

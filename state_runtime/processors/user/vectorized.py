@@ -23,14 +23,17 @@ from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import guarded, guarded_iterator
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.places import Places
 from state_runtime.processors.slices import process_slices
 from state_runtime.processors.user.connected import ConnectedBatch, ConnectedInput, without_late
 from state_runtime.processors.user.keyed_batch import KeyedBatch
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.processors.user.keyed_collections import ListOf, MapOf
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema, Time, fold, hashes_of, removal_of
 
 __all__ = [
+    "PlannedState",
     "TimeMode",
     "TimedState",
     "VectorizedOperator",
@@ -77,6 +80,22 @@ class TimedState:
         return "due" if self.due else "expires"
 
 
+@dataclass(frozen=True)
+class PlannedState:
+    """A state as a processor declares it.
+
+    Attributes:
+        schema: of its values, as the user wrote it.
+        key: of a map the schema of its keys.
+    """
+
+    schema: Any
+    time: Time = ""
+    ttl_ms: int | None = None
+    kind: Literal["value", "list", "map"] = "value"
+    key: Any = None
+
+
 class VectorizedProcessor(ABC):
     """Keyed state for all keys of a shard at once, in Arrow and numpy; give an instance to `KeyedStream.process`.
 
@@ -120,7 +139,7 @@ class VectorizedProcessor(ABC):
     @abstractmethod
     def states(self) -> Mapping[str, Any]:
         """Return the states by name, each with its value columns: Spark's DDL, a StructType, or either in a
-        `TimedState`. Called once, when the job is built."""
+        `TimedState`; or a `ListOf` or `MapOf` of them. Called once, when the job is built."""
 
     @abstractmethod
     def process(self, batch: Any) -> Output:
@@ -170,17 +189,17 @@ def time_mode_of(processor: Any, uid: str) -> TimeMode:
     return known
 
 
-def plan_states(declared: Mapping[str, Any], processor: Any, uid: str) -> dict[str, tuple[Any, Time, int | None]]:
-    """Return the states that a processor's `states()` requests: per state the schema, the time column and the TTL (ms).
+def plan_states(declared: Mapping[str, Any], processor: Any, uid: str) -> dict[str, PlannedState]:
+    """Return the states that a processor's `states()` requests.
 
     Raises:
         InvalidPipeline: a state has `due`, and the processor has no time mode to measure it by.
     """
-    planned: dict[str, tuple[Any, Time, int | None]] = {}
+    planned: dict[str, PlannedState] = {}
     mode = time_mode_of(processor, uid)
     for name, state in declared.items():
         if not isinstance(state, TimedState):
-            planned[name] = (state, "", None)
+            planned[name] = _untimed(state)
             continue
         if state.due and mode == "none":
             raise InvalidPipeline(
@@ -188,8 +207,14 @@ def plan_states(declared: Mapping[str, Any], processor: Any, uid: str) -> dict[s
                 "'none'; set "
                 'time_mode = "event" or "processing" in the class'
             )
-        planned[name] = (state.schema, state.time, state.ttl_ms)
+        planned[name] = PlannedState(state.schema, state.time, state.ttl_ms)
     return planned
+
+
+def _untimed(state: Any) -> PlannedState:
+    if isinstance(state, MapOf):
+        return PlannedState(state.schema, kind="map", key=state.key)
+    return PlannedState(state.schema, kind="list") if isinstance(state, ListOf) else PlannedState(state)
 
 
 class _Processes(Protocol):
@@ -208,6 +233,7 @@ class VectorizedOperator(WokenWhenDue):
         event_time: event-time column of the input, whose late rows are dropped; none if empty.
         modes: of a built-in operator, the settings that cannot change while it has state.
         outputs: schemas of its side outputs, by name.
+        entry_ddl: Spark's DDL of the key columns of its maps.
         inputs: the two streams of a connected operator, by name; else none.
     """
 
@@ -226,15 +252,20 @@ class VectorizedOperator(WokenWhenDue):
     modes: str = ""
     outputs: Mapping[str, pa.Schema] = dataclass_field(default_factory=dict)
     inputs: Mapping[str, ConnectedInput] = dataclass_field(default_factory=dict)
+    entry_ddl: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     def entry(self) -> OperatorEntry:
         """Return the operator's description for manifests."""
         states = tuple(
-            StateEntry(name, "value", ddl, time=self.state_schemas[name].time)
+            StateEntry(name, self._kind_of(name), ddl, self.entry_ddl.get(name, ""), self.state_schemas[name].time)
             for name, ddl in sorted(self.state_ddl.items())
         )
         mode = time_mode_of(self.processor, self.uid)
         return OperatorEntry(self.uid, self.kind, self.key_ddl, states, self.modes or ("" if mode == "none" else mode))
+
+    def _kind_of(self, state: str) -> StateKind:
+        entries = self.state_schemas[state].entries
+        return "value" if entries is None else "map" if len(entries) else "list"
 
     @property
     def time_domain(self) -> TimeDomain:
@@ -252,10 +283,19 @@ class VectorizedOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Call the processor once per slice with all keys that have rows, and once per state with all due keys."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, shard))
+        body = partial(self._run, clock, Places(self.uid, clock), shard)
+        return process_slices(slices, version, self.state_schemas, body)
 
     def _run(
-        self, clock: EpochClock, shard: int, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
+        self,
+        clock: EpochClock,
+        places: Places,
+        shard: int,
+        rows: GroupedRows,
+        version: StateReader,
+        result: ShardResult,
+        *,
+        due: bool,
     ) -> Iterator[pa.RecordBatch]:
         guard: Callable[[Callable[[], Any]], Any] = (
             partial(guarded, self.uid, shard) if self.kind == "vectorized" else lambda call: call()
@@ -268,18 +308,18 @@ class VectorizedOperator(WokenWhenDue):
         if rows.groups:
             # If more rows follow, a built-in processor keeps what the watermark would remove until the due pass.
             now = clock if due or self.kind == "vectorized" else clock.held
-            batch = self._batch(rows, version, now)
+            batch = self._batch(rows, version, now, places)
             yield from self._outputs(lambda: self.processor.process(batch), guard, result)
             self._keep(batch, changes, result)
         if due and self.time_domain:
             through = clock.watermark_ms if self.time_domain == "event" else clock.batch_time_ms
             for name, schema in self.state_schemas.items():
                 if schema.time == "due":
-                    yield from self._run_due(name, through, rows, version, clock, guard, changes, result)
+                    yield from self._run_due(name, through, rows, version, clock, places, guard, changes, result)
         result.changes = changes
 
-    def _batch(self, rows: GroupedRows, version: StateReader, clock: EpochClock) -> KeyedBatch:
-        given = (self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms)
+    def _batch(self, rows: GroupedRows, version: StateReader, clock: EpochClock, places: Places) -> KeyedBatch:
+        given = (self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms, places)
         return ConnectedBatch(*given, self.inputs) if self.inputs else KeyedBatch(*given)
 
     def _run_due(
@@ -289,6 +329,7 @@ class VectorizedOperator(WokenWhenDue):
         rows: GroupedRows,
         version: StateReader,
         clock: EpochClock,
+        places: Places,
         guard: Callable[[Callable[[], Any]], Any],
         changes: dict[str, pa.RecordBatch],
         result: ShardResult,
@@ -315,7 +356,7 @@ class VectorizedOperator(WokenWhenDue):
             keys=schema.keys_of(due),
             sequence=none[:0],
         )
-        batch = self._batch(keys, now, clock)
+        batch = self._batch(keys, now, clock, places)
         batch.start_due(name, [*schema.values_of(due), schema.times_of(due)])
         yield from self._outputs(lambda: handle(name, batch), guard, result)
         batch.end_due(name)

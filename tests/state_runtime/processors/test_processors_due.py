@@ -24,7 +24,7 @@ from state_runtime.processors.event_time import drop_late, micros_of, millis_up,
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.processors.user.keyed_batch import KeyedBatch
-from state_runtime.processors.user.vectorized import VectorizedOperator, plan_states, time_mode_of
+from state_runtime.processors.user.vectorized import PlannedState, VectorizedOperator, plan_states, time_mode_of
 from state_runtime.state.table import StateSchema
 from state_runtime.state.version import OpenVersion
 
@@ -412,8 +412,8 @@ class Without(VectorizedProcessor):
 
 def without(**how: Any) -> Job:
     planned = plan_states(Without().states(), Without(), "op")
-    schemas = {n: StateSchema(KEYS, pa.schema([("n", pa.int64())]), time=time) for n, (_, time, _) in planned.items()}
-    ttl = {name: ttl for name, (_, _, ttl) in planned.items() if ttl is not None}
+    schemas = {n: StateSchema(KEYS, pa.schema([("n", pa.int64())]), time=each.time) for n, each in planned.items()}
+    ttl = {name: each.ttl_ms for name, each in planned.items() if each.ttl_ms is not None}
     return Job(Without(), schemas, DUE_OUTPUT, ttl_ms=ttl, **how)
 
 
@@ -499,7 +499,7 @@ def test_the_example_in_the_docstring_works() -> None:
     names: dict[str, Any] = {"pa": pa, "pc": pc, "VectorizedProcessor": VectorizedProcessor, "TimedState": TimedState}
     exec(inspect.cleandoc(text), names)  # our own documentation
     processor = names["Silence"]()
-    assert {n: time for n, (_, time, _) in plan_states(processor.states(), processor, "op").items()} == {"last": "due"}
+    assert {n: each.time for n, each in plan_states(processor.states(), processor, "op").items()} == {"last": "due"}
     device = pa.schema([("device", pa.string())])
     states = {"last": StateSchema(device, pa.schema([("at", TIME)]), time="due")}
     job = Job(
@@ -526,8 +526,8 @@ class BadMode(Timers):
 def test_states_with_times_are_checked_when_the_job_is_built() -> None:
     """A due that no clock reaches, a mode that is none, a TTL that nothing survives."""
     assert plan_states(Timers().states(), Timers(), "op") == {
-        "last": ("n long", "due", None),
-        "count": ("n long", "", None),
+        "last": PlannedState("n long", "due"),
+        "count": PlannedState("n long"),
     }
     with pytest.raises(
         InvalidPipeline, match="operator 'op': state 'last' of NoMode has due=True, and its time_mode is 'n"

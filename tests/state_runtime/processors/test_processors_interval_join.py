@@ -19,7 +19,8 @@ from sliced import in_slices, now_whole_now_sliced
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.base.joining import UNBOUNDED_US, Column, Compared, How, JoinTerms, SideName
-from state_runtime.processors.builtin import interval_join, join_places
+from state_runtime.processors import places
+from state_runtime.processors.builtin import interval_join
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.interval_join_plan import (
     LEFT,
@@ -499,7 +500,7 @@ def test_the_order_of_the_output_does_not_depend_on_the_order_of_arrival() -> No
 
 def test_more_rows_than_an_epoch_has_places_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places of two epochs must never meet."""
-    monkeypatch.setattr(join_places, "PLACE_BITS", 2)
+    monkeypatch.setattr(places, "PLACE_BITS", 2)
     with pytest.raises(InvalidData, match="operator 'join': 4 rows to keep in one task and epoch; at most 2"):
         Job(operator_of("inner", 0, 0)).epoch(tagged([(KEYS[0], 5000)] * 4, [], spread), 0, 0)
     assert Job(operator_of("inner", 0, 0)).epoch(tagged([(KEYS[0], 5000)] * 3, [], spread), 0, 0) == []

@@ -1,4 +1,4 @@
-"""Places of rows that joins keep in state, and how many of them are read at once."""
+"""Places of rows in states that keep many for a key, and how many of them are read at once."""
 
 from __future__ import annotations
 
