@@ -24,18 +24,18 @@ from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.interval_join_plan import MATCHED
 from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.reading.rows import RowLayout
+from state_runtime.spark.group_state import GroupFunction
 from state_runtime.spark.query_parts import Kept, NativeColumn
 from state_runtime.spark.sql import quoted
 
 __all__ = ["INDEX", "NativeRead", "match_kept", "read_of"]
 
-_TAKEN: Final = frozenset(
-    {"stateStoreSave", "sessionWindowStateStoreSaveExec", "dedupe", "dedupeWithinWatermark", "symmetricHashJoin"}
-)
-_MATCHED: Final = NativeColumn("matched", "boolean")
 INDEX: Final = NativeColumn("index", "bigint")
+_MATCHED: Final = NativeColumn("matched", "boolean")
+_TIMEOUT: Final = NativeColumn("timeoutTimestamp", "bigint")
 _START: Final = NativeColumn("sessionStartTime", "timestamp")
 _DUMMY: Final = NativeColumn("__dummy__", "void")
 _EXPIRES: Final = NativeColumn("expiresAtMicros", "bigint")
@@ -118,13 +118,10 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
     Raises:
         InvalidConfiguration: a part of it cannot be made of what Spark keeps; the message names it.
     """
-    if kept.operator not in _TAKEN:
-        raise InvalidConfiguration(
-            f"operator {own.uid!r} is {_told(kept.operator)}, whose state cannot be imported; it cannot go on where "
-            "the query stands. Process its input again in a job of its own"
-        )
     if isinstance(own, IntervalJoinOperator):
         return _side_of_join(kept, own, layout)
+    if isinstance(own, StatefulProcessorOperator) and isinstance(own.processor, GroupFunction):
+        return _of_groups(kept, own, own.processor, layout)
     names = {role: shown for shown, role in layout.shown.roles().items()}
     columns = {names["key", name]: kept.own_keys.get(name, "true") for name in own.key_schema.names}
     if own.key_schema.names != [ALL_ROWS] and set(own.key_schema.names) != set(kept.own_keys):
@@ -158,6 +155,26 @@ def read_of(kept: Kept, own: Operator, layout: RowLayout) -> NativeRead:
             _ms_up_of_micros("v0") if is_within else _ms_up(kept.own_keys[time], own.key_schema, time)
         )
     return NativeRead(kept.keys, ((_EXPIRES if is_within else _DUMMY,),), columns)
+
+
+def _of_groups(kept: Kept, own: StatefulProcessorOperator, code: GroupFunction, layout: RowLayout) -> NativeRead:
+    """Return what to read for one of the states that an `applyInPandasWithState` has here: Spark keeps the value and
+    the timeout of a key in one row, and the value is null of a key that has a timeout alone."""
+    names = {role: shown for shown, role in layout.shown.roles().items()}
+    columns = {names["key", name]: f"k{place}" for place, name in enumerate(own.key_schema.names)}
+    has_timeout = own.time_mode != "none"
+    timeout_ms = "coalesce(v1, -1L)" if has_timeout else "-1L"
+    where = "true"
+    if layout.state.kind == "timers":
+        # There a timeout is due behind its time, here a timer is due at it.
+        columns[names["time", "due"]], where = f"{timeout_ms} + 1", f"{timeout_ms} <> -1"
+    elif layout.state.name == "known":
+        columns |= {names["value", "is_defined"]: "v0 IS NOT NULL", names["value", "timeout_ms"]: timeout_ms}
+    else:
+        columns |= {names["value", field]: f"v0.{quoted(field)}" for field in code.schema.names}
+        where = "v0 IS NOT NULL"
+    value = (NativeColumn("groupState", code.schema.simpleString()),)
+    return NativeRead(kept.keys, ((*value, _TIMEOUT) if has_timeout else value,), columns, where=where)
 
 
 def _side_of_join(kept: Kept, own: IntervalJoinOperator, layout: RowLayout) -> NativeRead:

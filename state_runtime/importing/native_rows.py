@@ -49,7 +49,7 @@ def rows_of_query(
         {"key": _numbered("n" if read.is_session else "k", len(keys)), "value": _names_of_value(read, len(values))},
     )
     _check_windows(flat, read, where)
-    made = flat.selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
+    made = flat.where(read.where).selectExpr(*(f"{sql} AS {quoted(name)}" for name, sql in read.columns.items()))
     _check_types(made, layout, where)
     return made
 

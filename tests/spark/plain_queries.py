@@ -152,8 +152,8 @@ def counted(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd
     yield pd.DataFrame({"customer": [key[0]], "n": [n], "late": [False]})
 
 
-def timed_out(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Rows of a customer, told when no more have come for four seconds."""
+def timed_out(key: Any, frames: Iterator[pd.DataFrame], state: Any, after_ms: int = 4_000) -> Iterator[pd.DataFrame]:
+    """Rows of a customer, told when no more have come for four seconds, or for longer."""
     (n,) = state.get if state.exists else (0,)
     if state.hasTimedOut:
         state.remove()
@@ -161,7 +161,7 @@ def timed_out(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[
         return
     times = [time for frame in frames for time in frame["at"]]
     state.update((n + len(times),))
-    state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), 0) + 4_000)
+    state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), 0) + after_ms)
     yield pd.DataFrame({"customer": [], "n": [], "late": []}).astype({"customer": "int64", "n": "int64", "late": bool})
 
 

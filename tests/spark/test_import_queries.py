@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.importing.native import import_checkpoint
 
 from . import native
-from .plain_queries import ONCE, Batches, Query, plain_job, queries, sparks, stream, write_rows
+from .plain_queries import ONCE, Batches, Query, plain_job, queries, sparks, stream, timed_out, write_rows
 from .test_queries import sums, without_repeats
 
 pytestmark = pytest.mark.spark
@@ -78,8 +79,16 @@ def own_queries(root: Path) -> dict[str, tuple[str, Query]]:
         by = F.session_window("at", "2 seconds"), F.col("customer")
         return stream(spark, root, "orders").groupBy(*by).agg(F.count("*").alias("n"))
 
+    def patient(spark: SparkSession) -> DataFrame:
+        # In the input each customer has rows in each file: of some of them later rows are left out.
+        rows = stream(spark, root, "orders").where("order < 180 OR customer > 5")
+        waits = partial(timed_out, after_ms=15_000)
+        schema = "customer long, n long, late boolean"
+        return rows.groupBy("customer").applyInPandasWithState(waits, schema, "n long", "Append", "EventTimeTimeout")
+
     return {
         "functions": ("append", functions),
+        "applyInPandasWithState, patient": ("append", patient),
         "a table, sorted and cut": ("complete", top),
         "a table of sessions": ("complete", sessions),
     }
@@ -108,6 +117,8 @@ LONG = [
     "deduplicate, then transformWithState with timers",
     "sessions",
     "sessions in SQL",
+    "applyInPandasWithState",
+    "applyInPandasWithState, patient",
     "join",
     "join, then windows",
     "windows joined on equal windows",
@@ -263,16 +274,3 @@ def test_a_form_of_a_joins_state_that_is_not_known_is_refused(spark: SparkSessio
         import_checkpoint(
             spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, "append", []), f"{tmp_path}/store/plain"
         )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["applyInPandasWithState"])
-def test_what_cannot_be_imported_is_refused_by_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    mode, query = queries(tmp_path)[name]
-    write_rows(tmp_path, range(1))
-    sparks(spark, tmp_path, query, mode, [])
-    with pytest.raises(InvalidConfiguration, match="whose state cannot be imported"):
-        import_checkpoint(
-            spark, f"{tmp_path}/checkpoint", plain_job(tmp_path, query, mode, []), f"{tmp_path}/store/plain"
-        )
-    assert not (tmp_path / "store" / "plain").exists()
