@@ -208,7 +208,9 @@ def test_waiting_rows_have_the_columns_that_their_operator_reads_now(aggregated_
     whole = (0, (1 << 64) - 1)
     part = RowsPart("changelog/rows.seg", PartEntry("rows", "counts", "", "", 0, 0, "d", 2, 0, *whole))
     waits = InflightPass("counts", 1, 0, RowsLayout(""), (part,), (RowsLeft(*whole, 2, 20),))
-    context: Any = SimpleNamespace(entries=(), sinks={}, parallelism=1)
+    context: Any = SimpleNamespace(
+        entries=(), sinks={}, parallelism=1, pipeline=SimpleNamespace(makes_tables=frozenset())
+    )
     books: Any = SimpleNamespace(shards=ShardIndex.at_start(1, {}, {}, ["counts"]), needed_rows=frozenset())
     tasks = StageTasks(context, None, books, None, None)  # type: ignore[arg-type]
     budget = EpochBudget(None, {}, frozenset())
