@@ -56,6 +56,7 @@ __all__ = [
     "first_of_groups",
     "fold",
     "hashes_of",
+    "in_order",
     "int64_values",
     "interleaved",
     "plain_numbers",
@@ -453,6 +454,12 @@ def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
         entry_columns=schema.entry_columns_of(rows),
         times=pa.nulls(rows.num_rows, pa.int64()) if schema.time else None,
     )
+
+
+def in_order(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of the entries layout in the state's order, by (hash, entry): keys with equal hashes may have come one
+    after the other."""
+    return rows.take(pa.array(np.lexsort((entries_of(rows), hashes_of(rows)))))
 
 
 def interleaved(batches: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:

@@ -52,6 +52,7 @@ from state_runtime.state.table import (
     first_of_groups,
     fold,
     hashes_of,
+    in_order,
     removal_of,
 )
 
@@ -327,11 +328,4 @@ class AsOfJoinOperator(WokenWhenDue):
                     times=times,
                 )
             )  # fmt: skip
-        return _sorted(removed, schema), _sorted(kept, schema)
-
-
-def _sorted(batches: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:
-    """Return batches of different keys as one, in the state's order: keys with equal hashes are one after the other in
-    them."""
-    rows = concat(batches, schema.arrow)
-    return rows.take(pa.array(np.lexsort((entries_of(rows), hashes_of(rows)))))
+        return in_order(concat(removed, schema.arrow)), in_order(concat(kept, schema.arrow))

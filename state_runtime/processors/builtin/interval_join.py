@@ -49,7 +49,7 @@ from state_runtime.processors.sides import JoinSide, SideRows
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of
+from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of, in_order
 
 __all__ = ["IntervalJoinOperator"]
 
@@ -425,8 +425,7 @@ class IntervalJoinOperator(WokenWhenDue):
             )  # fmt: skip
         if len(batches) == 1:
             return batches[0]
-        merged = pa.concat_batches(batches)
-        return merged.take(pa.array(np.lexsort((entries_of(merged), hashes_of(merged)))))
+        return in_order(pa.concat_batches(batches))
 
     def _kept(self, side: JoinSide, rows: _Rows, matched: Mask) -> pa.RecordBatch:
         """Return rows of a side as its state has them."""

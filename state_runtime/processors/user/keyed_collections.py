@@ -14,7 +14,7 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.places import Places
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import Mask, Positions, StateSchema, first_of_groups, fold, removal_of
+from state_runtime.state.table import Mask, Positions, StateSchema, first_of_groups, fold, in_order, removal_of
 
 __all__ = ["Entries", "KeyedList", "KeyedMap", "ListOf", "MapOf"]
 
@@ -99,7 +99,7 @@ class _Collection:
     def clear(self, where: Any = None) -> None:
         """Remove all entries of all keys, or of those where a mask is true."""
         batch, _ = self._read(self._mask(where))
-        self._change(removal_of(batch, self._schema), -batch.num_rows)
+        self._change(removal_of(in_order(batch), self._schema), -batch.num_rows)
 
     def _read(self, mask: Mask) -> tuple[pa.RecordBatch, Positions]:
         at = np.flatnonzero(mask)
