@@ -164,7 +164,7 @@ EVENT_TIME = Suite(
             *_dummy(120, first=[140], second=[100]), *_dummy(130, first=[100], second=[135]),
             *_dummy(185, first=[200], second=[190]),
             Stop(), Start(), Add({"first": [0]}), Watermark(185),
-            *_dummy(185, second=[200]), *_dummy(190, first=[200]),
+            Add({"second": [200]}), Add({"first": [0]}), Watermark(185, ours=190), *_dummy(190, first=[200]),
         ], mode="complete", schemas=TWO),
         Case("complete mode", _windows(), [
             Add({"input": [10, 11, 12]}), LastBatch([(10, 3)]),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .all_suites import SUITES
-from .stream_test import Case, Suite
+from .stream_test import Case, Suite, Watermark
 
 __all__ = ["PAGE", "section_of", "written"]
 
@@ -27,7 +27,11 @@ def _tests(suite: Suite) -> dict[str, list[Case]]:
 
 def _kind(cases: Sequence[Case]) -> str:
     refused = [bool(case.refused) for case in cases]
-    return "refused" if all(refused) else "run in part" if any(refused) else "run"
+    return "refused" if all(refused) else "run in part" if any(refused) or any(map(_differs, cases)) else "run"
+
+
+def _differs(case: Case) -> bool:
+    return any(isinstance(step, Watermark) and step.ours is not None for step in case.steps)
 
 
 def _numbers() -> Iterator[str]:
