@@ -457,8 +457,8 @@ def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
 
 
 def in_order(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of the entries layout in the state's order, by (hash, entry): keys with equal hashes may have come one
-    after the other."""
+    """Return rows of the entries layout in the state's order, by (hash, entry): keys with equal hashes may have come
+    one after the other."""
     return rows.take(pa.array(np.lexsort((entries_of(rows), hashes_of(rows)))))
 
 
