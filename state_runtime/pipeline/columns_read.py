@@ -17,11 +17,10 @@ from pyspark.sql.functions import col, lit
 
 from state_runtime.pipeline.watermark import watermark_columns
 from state_runtime.processors.builtin.aggregate import AggregateOperator
-from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
 from state_runtime.processors.builtin.deduplicate import Deduplicate
-from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.sessions import SessionOperator
+from state_runtime.processors.builtin.stream_join import StreamJoin
 from state_runtime.processors.builtin.windows import WindowOperator
 from state_runtime.processors.operator import Operator
 from state_runtime.processors.sides import SIDE_COLUMN
@@ -125,7 +124,7 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
         found += [name for name in operator.plan.columns if name.startswith(CONDITION_COLUMN)]
     if isinstance(operator, WindowOperator | SessionOperator):
         found += _times_of(operator)
-    if isinstance(operator, IntervalJoinOperator | AsOfJoinOperator):
+    if isinstance(operator, StreamJoin):
         found.append(SIDE_COLUMN)
     if isinstance(operator, StatefulProcessorOperator):
         found.append(operator.event_time_column)

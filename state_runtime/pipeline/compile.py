@@ -408,8 +408,7 @@ class _Compiling:
         _check_names(main, f"step {type(step).__name__}")
         side_outputs = None
         if node.sides:
-            read_sides = side_schemas(node, operator, given, sides)
-            side_outputs = SideOutputs(arrow_schema(main), {n: arrow_schema(each) for n, each in read_sides.items()})
+            side_outputs = SideOutputs(arrow_schema(main), side_schemas(node, operator, given, sides))
             structs = spark_schema_of(side_outputs.schema).fields[len(main.fields) :]
             self._schemas[index] = T.StructType([*main.fields, *structs])
         initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None

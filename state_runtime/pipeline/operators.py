@@ -58,7 +58,6 @@ __all__ = [
     "build_operator",
     "makes_table",
     "output_schema",
-    "parse_schema",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -402,15 +401,13 @@ def _join(
         terms=step.terms,
         uid=step.uid,
     )
-    is_as_of = isinstance(step, AsOfJoinStep)
-    values = {name: side.columns for name, side in plan.sides.items()} if is_as_of else plan.state_values
-    made = AsOfJoinOperator if is_as_of else IntervalJoinOperator
+    made = AsOfJoinOperator if isinstance(step, AsOfJoinStep) else IntervalJoinOperator
     return made(
         uid=step.uid,
         key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         plan=plan,
-        state_ddl={name: ddl(spark_schema_of(columns)) for name, columns in values.items()},
+        state_ddl={name: ddl(spark_schema_of(columns)) for name, columns in made.values_of(plan).items()},
         output_rows_per_batch=settings.output_rows_per_batch,
     )
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, SegmentNode, rewired
-from state_runtime.pipeline.operators import JoinedSides, VectorizedStep, parse_schema
+from state_runtime.pipeline.operators import JoinedSides, arrow_schema
 from state_runtime.processors.builtin.aggregate import AggregateOperator
-from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
-from state_runtime.processors.builtin.interval_join import IntervalJoinOperator
 from state_runtime.processors.builtin.sessions import SessionOperator
+from state_runtime.processors.builtin.stream_join import StreamJoin
 from state_runtime.processors.builtin.windows import WindowOperator
 from state_runtime.processors.operator import LATE, LATE_OF_SIDE, Operator
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
@@ -88,20 +88,19 @@ def with_side_outputs(graph: Graph) -> Graph:
 
 def side_schemas(
     node: OperatorNode, operator: Operator, given: T.StructType, sides: JoinedSides | None
-) -> dict[str, T.StructType]:
+) -> dict[str, pa.Schema]:
     """Return the schemas of the side outputs of a node that are read.
 
     Args:
         given: schema of its input.
-        sides: of a join.
+        sides: of an operator with two inputs.
 
     Raises:
         InvalidPipeline: it has no output of that name.
     """
-    known = _late(operator, given, sides)
-    if isinstance(node.step, VectorizedStep):
-        what = f"of operator {node.uid!r}"
-        known |= {name: parse_schema(each, f"output {name!r} {what}") for name, each in node.step.outputs.items()}
+    known = {name: arrow_schema(schema) for name, schema in _late(operator, given, sides).items()}
+    if isinstance(operator, VectorizedOperator):
+        known |= operator.outputs
     for name in node.sides:
         if name not in known:
             has = f"it has {', '.join(map(repr, known))}" if known else "it has its main output only"
@@ -111,20 +110,14 @@ def side_schemas(
 
 
 def _late(operator: Operator, given: T.StructType, sides: JoinedSides | None) -> dict[str, T.StructType]:
-    """Return the schemas of the outputs with late rows: those of the inputs, without event time, since all of these
-    rows are late for what follows."""
-    if isinstance(operator, IntervalJoinOperator | AsOfJoinOperator) and sides is not None:
-        dropping = [side for side in operator.plan.sides.values() if side.time and side.drops_late]
-        return {LATE_OF_SIDE[side.number]: _plain(sides[side.number]) for side in dropping}
-    if isinstance(operator, VectorizedOperator) and operator.inputs and sides is not None:
-        by_time = [each.side.number for each in operator.inputs.values() if each.side.drops_late]
-        return {LATE_OF_SIDE[number]: _plain(sides[number]) for number in by_time}
+    """Return the schemas of the outputs with late rows: those of the inputs."""
+    if sides is not None:
+        found = list(operator.plan.sides.values()) if isinstance(operator, StreamJoin) else []
+        if isinstance(operator, VectorizedOperator):
+            found = [each.side for each in operator.inputs.values()]
+        return {LATE_OF_SIDE[side.number]: sides[side.number] for side in found if side.time and side.drops_late}
     is_by_time = isinstance(operator, WindowOperator | SessionOperator) or (
         (isinstance(operator, AggregateOperator | VectorizedOperator) and operator.event_time != "")
         or (isinstance(operator, StatefulProcessorOperator) and operator.event_time_column != "")
     )
-    return {LATE: _plain(given)} if is_by_time else {}
-
-
-def _plain(schema: T.StructType) -> T.StructType:
-    return T.StructType([T.StructField(field.name, field.dataType) for field in schema.fields])
+    return {LATE: given} if is_by_time else {}

@@ -24,22 +24,20 @@ The input holds both streams: see `processors/sides.py`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.joining import UNBOUNDED_US
 from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, IntervalJoinPlan
+from state_runtime.processors.builtin.stream_join import StreamJoin
 from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.processors.places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.sides import SideRows
-from state_runtime.processors.slices import process_slices
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import (
     Hashes,
@@ -105,65 +103,25 @@ class _Keys:
 
 
 @dataclass(frozen=True)
-class AsOfJoinOperator(WokenWhenDue):
-    """The operator; emits each left row once, in append mode.
+class AsOfJoinOperator(StreamJoin):
+    """The operator; emits each left row once, in append mode. The range of time of its plan begins at minus the
+    tolerance and ends at 0."""
 
-    Attributes:
-        plan: its range of time begins at minus the tolerance and ends at 0.
-        state_ddl: Spark's DDL of the value columns of `left` and `right`.
-        output_rows_per_batch: maximum rows of a batch.
-    """
+    kind = "as-of-join"
 
-    uid: str
-    key_columns: tuple[str, ...]
-    key_ddl: str
-    plan: IntervalJoinPlan
-    state_ddl: Mapping[str, str]
-    output_rows_per_batch: int
+    @staticmethod
+    def values_of(plan: IntervalJoinPlan) -> Mapping[str, pa.Schema]:
+        """See `StreamJoin.values_of`."""
+        return {name: side.columns for name, side in plan.sides.items()}
 
     @property
-    def key_schema(self) -> pa.Schema:
-        return self.plan.keys
-
-    @property
-    def output_schema(self) -> pa.Schema:
-        return self.plan.output_schema
-
-    @cached_property
-    def state_schemas(self) -> Mapping[str, StateSchema]:
-        """Left rows that wait, each at its own place; versions, each at its time."""
-        return {
-            name: StateSchema(self.plan.keys, side.columns, pa.schema([]), "due")
-            for name, side in self.plan.sides.items()
-        }
-
-    def entry(self) -> OperatorEntry:
-        """Return the operator's description for manifests."""
-        states = tuple(StateEntry(name, "rows", self.state_ddl[name], time="due") for name in (LEFT, RIGHT))
-        terms = self.plan.terms
+    def modes(self) -> str:
         tolerance = "" if self._tolerance_us is None else f", at most {self._tolerance_us} µs before"
-        modes = f"{terms.how}, {self.plan.right_time} as of {self.plan.left_time}{tolerance}"
-        return OperatorEntry(self.uid, "as-of-join", self.key_ddl, states, modes)
-
-    @property
-    def time_domain(self) -> TimeDomain:
-        """The watermark answers left rows and removes versions."""
-        return "event"
+        return f"{self.plan.terms.how}, {self.plan.right_time} as of {self.plan.left_time}{tolerance}"
 
     @property
     def _tolerance_us(self) -> int | None:
         return None if self.plan.terms.lower_us == -UNBOUNDED_US else -self.plan.terms.lower_us
-
-    def process(
-        self,
-        slices: Iterable[RowSlice],
-        version: StateReader,
-        clock: EpochClock,
-        shard: int,
-        initial: GroupedRows | None = None,
-    ) -> ShardResult:
-        """Store the rows of both sides; answer what is due, and forget what is obsolete."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, Places(self.uid, clock)))
 
     def _run(
         self,

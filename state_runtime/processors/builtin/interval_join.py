@@ -23,9 +23,9 @@ The input holds both streams: see `processors/sides.py`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -35,21 +35,17 @@ import pyarrow as pa
 from state_runtime.base.joining import Column
 from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, IntervalJoinPlan
 from state_runtime.processors.builtin.pair_condition import holds
+from state_runtime.processors.builtin.stream_join import StreamJoin
 from state_runtime.processors.event_time import Times, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import (
     EpochClock,
-    RowSlice,
     ShardResult,
-    TimeDomain,
-    WokenWhenDue,
 )
 from state_runtime.processors.places import STORED_ROWS_PER_READ, Places
 from state_runtime.processors.sides import JoinSide, SideRows
-from state_runtime.processors.slices import process_slices
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of, in_order
+from state_runtime.state.table import Hashes, Mask, Positions, entries_of, hashes_of, in_order
 
 __all__ = ["IntervalJoinOperator"]
 
@@ -146,57 +142,20 @@ class _TimeIndex:
 
 
 @dataclass(frozen=True)
-class IntervalJoinOperator(WokenWhenDue):
-    """The operator; emits matches as they are found, and unmatched rows of outer sides when they are removed.
+class IntervalJoinOperator(StreamJoin):
+    """The operator; emits matches as they are found, and unmatched rows of outer sides when they are removed. A stored
+    row is due when no other row can match it any more."""
 
-    Attributes:
-        state_ddl: Spark's DDL of the value columns of `left` and `right` (`plan.state_values`).
-        output_rows_per_batch: maximum rows of a batch, also for a key with many matches.
-    """
+    kind = "interval-join"
 
-    uid: str
-    key_columns: tuple[str, ...]
-    key_ddl: str
-    plan: IntervalJoinPlan
-    state_ddl: Mapping[str, str]
-    output_rows_per_batch: int
+    @staticmethod
+    def values_of(plan: IntervalJoinPlan) -> Mapping[str, pa.Schema]:
+        """See `StreamJoin.values_of`; rows of an outer side say whether they have matched."""
+        return plan.state_values
 
     @property
-    def key_schema(self) -> pa.Schema:
-        return self.plan.keys
-
-    @property
-    def output_schema(self) -> pa.Schema:
-        return self.plan.output_schema
-
-    @cached_property
-    def state_schemas(self) -> Mapping[str, StateSchema]:
-        """Stored rows of both sides, each at its own place, due when no other row can match them any more."""
-        return {
-            name: StateSchema(self.plan.keys, values, pa.schema([]), "due")
-            for name, values in self.plan.state_values.items()
-        }
-
-    def entry(self) -> OperatorEntry:
-        """Return the operator's description for manifests."""
-        states = tuple(StateEntry(name, "rows", self.state_ddl[name], time="due") for name in (LEFT, RIGHT))
-        return OperatorEntry(self.uid, "interval-join", self.key_ddl, states, self.plan.modes)
-
-    @property
-    def time_domain(self) -> TimeDomain:
-        """The watermark removes rows."""
-        return "event"
-
-    def process(
-        self,
-        slices: Iterable[RowSlice],
-        version: StateReader,
-        clock: EpochClock,
-        shard: int,
-        initial: GroupedRows | None = None,
-    ) -> ShardResult:
-        """Match, then remove rows that the watermark has passed; the latter also without input rows."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, Places(self.uid, clock)))
+    def modes(self) -> str:
+        return self.plan.modes
 
     def _run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,8 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.grouping import GroupedRows, filter_rows
 from state_runtime.processors.operator import EpochClock, ShardResult
-from state_runtime.processors.places import Places
 from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, JoinSide, SideRows
 from state_runtime.processors.user.keyed_batch import KeyedBatch, RowsByKey
-from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema
 
 __all__ = ["ConnectedBatch", "ConnectedInput", "connected_input", "without_late"]
 
@@ -78,20 +76,12 @@ class ConnectedBatch(KeyedBatch):
     key may have none there (`sizes` 0).
     """
 
-    def __init__(
-        self,
-        operator: str,
-        key_schema: pa.Schema,
-        schemas: Mapping[str, StateSchema],
-        rows: GroupedRows,
-        version: StateReader,
-        clock: EpochClock,
-        ttl_ms: Mapping[str, int],
-        places: Places,
-        inputs: Mapping[str, ConnectedInput],
-    ) -> None:
-        super().__init__(operator, key_schema, schemas, rows, version, clock, ttl_ms, places)
+    _inputs: Mapping[str, ConnectedInput] = MappingProxyType({})
+
+    def with_inputs(self, inputs: Mapping[str, ConnectedInput]) -> ConnectedBatch:
+        """For the runtime: return the batch, which now knows its inputs."""
         self._inputs = inputs
+        return self
 
     @property
     def rows(self) -> pa.RecordBatch:

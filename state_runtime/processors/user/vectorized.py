@@ -320,7 +320,7 @@ class VectorizedOperator(WokenWhenDue):
 
     def _batch(self, rows: GroupedRows, version: StateReader, clock: EpochClock, places: Places) -> KeyedBatch:
         given = (self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms, places)
-        return ConnectedBatch(*given, self.inputs) if self.inputs else KeyedBatch(*given)
+        return ConnectedBatch(*given).with_inputs(self.inputs) if self.inputs else KeyedBatch(*given)
 
     def _run_due(
         self,

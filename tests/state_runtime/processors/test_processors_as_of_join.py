@@ -15,34 +15,21 @@ from hypothesis import strategies as st
 from memory_reader import MemoryReader
 from model import HashOf, Key, canonical_key, colliding, examples, hash_functions
 from sliced import now_whole_now_sliced
-from test_processors_interval_join import KEYS, LEFT_SCHEMA, NO_ROWS, RIGHT_SCHEMA, Pair, Row, pairs_of, tagged
+from test_processors_interval_join import KEYS, NO_ROWS, Pair, Row, joined, pairs_of, tagged
 
 from state_runtime.base.joining import UNBOUNDED_US, JoinTerms
 from state_runtime.processors.builtin import as_of_join
 from state_runtime.processors.builtin.as_of_join import AsOfJoinOperator
-from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT, plan_interval_join
+from state_runtime.processors.builtin.interval_join_plan import LEFT, RIGHT
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import LATE_OF_SIDE, EpochClock
 from state_runtime.state.version import OpenVersion
 
 
 def operator_of(how: str, tolerance_us: int | None, rows_per_batch: int = 3) -> AsOfJoinOperator:
-    plan = plan_interval_join(
-        LEFT_SCHEMA,
-        RIGHT_SCHEMA,
-        left_keys=["name", "score"],
-        right_keys=["r_name", "r_score"],
-        left_time="l_at",
-        right_time="r_at",
-        terms=JoinTerms(
-            how=how,  # type: ignore[arg-type]
-            lower_us=-UNBOUNDED_US if tolerance_us is None else -tolerance_us,
-            upper_us=0,
-        ),
-        uid="join",
-    )
-    ddl = dict.fromkeys((LEFT, RIGHT), "")
-    return AsOfJoinOperator("join", ("name", "score"), "name string, score double", plan, ddl, rows_per_batch)
+    lower_us = -UNBOUNDED_US if tolerance_us is None else -tolerance_us
+    terms = JoinTerms(how=how, lower_us=lower_us, upper_us=0)  # type: ignore[arg-type]
+    return joined(AsOfJoinOperator, terms, rows_per_batch)
 
 
 @dataclass

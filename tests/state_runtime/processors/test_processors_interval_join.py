@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from state_runtime.processors.builtin.interval_join_plan import (
     RIGHT,
     plan_interval_join,
 )
+from state_runtime.processors.builtin.stream_join import StreamJoin
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.processors.sides import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
@@ -61,6 +62,8 @@ Row = tuple[Key, int | None]
 Pair = tuple[int | None, int | None]
 
 
+Join = TypeVar("Join", bound=StreamJoin)
+
 TERMS = JoinTerms(how="inner", lower_us=0, upper_us=0)
 ASKED = Compared("=", Column("left", "l_half"), Column("right", "r_half"))
 
@@ -78,6 +81,19 @@ def operator_of(
         f"{letter}_some" if is_asked and how in (f"{side}-outer", "full-outer") else ""
         for letter, side in (("l", "left"), ("r", "right"))
     )
+    terms = JoinTerms(
+        how=how,  # type: ignore[arg-type]
+        lower_us=lower_us,
+        upper_us=upper_us,
+        has_equal_times=equal[0],
+        undated=equal[1],
+        condition=ASKED if is_asked else None,
+        when=(when[0], when[1]),
+    )
+    return joined(IntervalJoinOperator, terms, rows_per_batch)
+
+
+def joined(kind: type[Join], terms: JoinTerms, rows_per_batch: int) -> Join:
     plan = plan_interval_join(
         LEFT_SCHEMA,
         RIGHT_SCHEMA,
@@ -85,19 +101,11 @@ def operator_of(
         right_keys=["r_name", "r_score"],
         left_time="l_at",
         right_time="r_at",
-        terms=JoinTerms(
-            how=how,  # type: ignore[arg-type]
-            lower_us=lower_us,
-            upper_us=upper_us,
-            has_equal_times=equal[0],
-            undated=equal[1],
-            condition=ASKED if is_asked else None,
-            when=(when[0], when[1]),
-        ),
+        terms=terms,
         uid="join",
     )
     ddl = dict.fromkeys((LEFT, RIGHT), "")
-    return IntervalJoinOperator("join", ("name", "score"), "name string, score double", plan, ddl, rows_per_batch)
+    return kind("join", ("name", "score"), "name string, score double", plan, ddl, rows_per_batch)
 
 
 def tagged(
