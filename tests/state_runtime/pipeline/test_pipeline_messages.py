@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from test_processors_handle import Calls
 
 import state_runtime
-from state_runtime import StreamingJob, VectorizedProcessor, aggregates, foreach_epoch, windows
+from state_runtime import KeyedBatch, StreamingJob, VectorizedProcessor, aggregates, foreach_epoch, windows
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, UserCodeError
 from state_runtime.base.usercode import step_at
 from state_runtime.driver.trigger import sparks_trigger
@@ -304,7 +304,7 @@ def methods_named_in_errors() -> dict[str, str]:
 def test_every_method_that_an_error_of_a_pipeline_names_exists() -> None:
     """A user types what the message says."""
     homes = [StreamingJob, Stream, KeyedStream, DataFrame, Column, DataStreamReader, StatefulProcessor, Calls]
-    homes += [VectorizedProcessor, functions, state_runtime, aggregates, windows, builtins]
+    homes += [VectorizedProcessor, KeyedBatch, functions, state_runtime, aggregates, windows, builtins]
     known = {name for home in homes for name in dir(home)} | {*state_runtime.__all__, *SPARKS_TIME_MODES}
     named = methods_named_in_errors()
     assert {"key_by", "transform", "interval_join"} <= named.keys()
