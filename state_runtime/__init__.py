@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from state_runtime.base.progress import Progress
     from state_runtime.base.settings import JobSettings
     from state_runtime.driver.run import RunResult
+    from state_runtime.driver.run_handle import RunHandle
     from state_runtime.driver.start_position import StartFrom
     from state_runtime.job import JobContext, StreamingJob
     from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
@@ -33,6 +34,7 @@ __all__ = [
     "MapOf",
     "ParquetSink",
     "Progress",
+    "RunHandle",
     "RunResult",
     "StartFrom",
     "StreamingJob",
@@ -54,6 +56,7 @@ _HOMES = {
     "MapOf": "state_runtime.processors.user.keyed_collections",
     "ParquetSink": "state_runtime.pipeline.sinks",
     "Progress": "state_runtime.base.progress",
+    "RunHandle": "state_runtime.driver.run_handle",
     "RunResult": "state_runtime.driver.run",
     "StartFrom": "state_runtime.driver.start_position",
     "StreamingJob": "state_runtime.job",

@@ -20,7 +20,8 @@ from state_runtime.base.joining import UNBOUNDED_US, JoinTerms
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import called_at
-from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, StartedBy
+from state_runtime.driver.run import BY_HAND, Allowed, RunResult, StartedBy
+from state_runtime.driver.run_handle import RunHandle
 from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
@@ -59,9 +60,19 @@ from state_runtime.processors.operator import LATE, LATE_OF_SIDE
 from state_runtime.processors.user.vectorized import VectorizedProcessor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid
+from state_runtime.spark.session import build_session
 from state_runtime.store import open_store
 
-__all__ = ["ConnectedStreams", "JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
+__all__ = [
+    "ConnectedStreams",
+    "JobContext",
+    "KeyedStream",
+    "RunHandle",
+    "RunResult",
+    "StartFrom",
+    "Stream",
+    "StreamingJob",
+]
 
 _JOINS = {
     **dict.fromkeys(("left", "leftouter", "left_outer"), "left-outer"),
@@ -301,9 +312,56 @@ class StreamingJob:
             ids=self._ids,
         )
 
+    def start(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        trigger: Mapping[str, Any] | None = None,
+        takeover: bool = False,
+        allow_dropped_state: bool = False,
+        allow_drained: bool = False,
+        take_output: bool = False,
+        drop_inflight: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+        stop: threading.Event | None = None,
+        start_from: StartFrom | None = None,
+        from_snapshot: int | str | None = None,
+        on_copy: Callable[[CopyProgress], None] | None = None,
+        started_by: StartedBy = BY_HAND,
+    ) -> RunHandle:
+        """Start in a thread, and return a handle with the names of Spark's `StreamingQuery`.
+
+        What is wrong with the pipeline or its settings, and that another run owns the job, is raised here, before
+        anything is written. Later errors are those of the handle (`awaitTermination`, `exception`). A run that is still
+        there when Python ends is asked to stop, and ends with a checkpoint.
+
+        Args and Raises: as of `run`.
+
+        Example:
+            query = job.start()
+            query.processAllAvailable()
+            print(query.lastProgress)
+            query.stop()
+        """
+        return self._handle(
+            spark,
+            Allowed(
+                takeover=takeover,
+                dropped_state=allow_dropped_state,
+                drained=allow_drained,
+                take_output=take_output,
+                drop_inflight=drop_inflight,
+            ),
+            trigger,
+            on_progress,
+            stop,
+            self._beginning(start_from, from_snapshot, on_copy),
+            started_by,
+        ).begin()
+
     def run(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None = None,
         *,
         trigger: Mapping[str, Any] | None = None,
         takeover: bool = False,
@@ -318,11 +376,13 @@ class StreamingJob:
         on_copy: Callable[[CopyProgress], None] | None = None,
         started_by: StartedBy = BY_HAND,
     ) -> RunResult:
-        """Run until the source ends, a stop is requested, or an error occurs.
+        """Run until the source ends, a stop is requested, or an error occurs: `start` and `awaitTermination`, in the
+        thread of the caller.
 
         Starts from the newest snapshot of the job root, if there is one.
 
         Args:
+            spark: by default the active session of this process, else one that `build_session` makes.
             trigger: as in stillstate.yaml (`{"processing_time_s": 1}`, `{"available_now": True}`), or the argument of
                 `DataStreamWriter.trigger` (`{"availableNow": True}`); None is as fast as possible.
             takeover: fence a run that seems alive, instead of being refused because of it.
@@ -352,8 +412,51 @@ class StreamingJob:
             UserCodeError, InvalidData: the epoch was not committed; the previous snapshot stays the newest.
             StoreUnavailable, OutcomeUnknown: start again.
         """
-        run = JobRun(self.plan(), spark, on_progress, stop or threading.Event())
-        beginning = StartPosition(
+        return self._handle(
+            spark,
+            Allowed(
+                takeover=takeover,
+                dropped_state=allow_dropped_state,
+                drained=allow_drained,
+                take_output=take_output,
+                drop_inflight=drop_inflight,
+            ),
+            trigger,
+            on_progress,
+            stop,
+            self._beginning(start_from, from_snapshot, on_copy),
+            started_by,
+        ).run_here()
+
+    def _handle(
+        self,
+        spark: SparkSession | None,
+        allowed: Allowed,
+        trigger: Mapping[str, Any] | None,
+        on_progress: Callable[[Progress], None] | None,
+        stop: threading.Event | None,
+        beginning: StartPosition,
+        started_by: StartedBy,
+    ) -> RunHandle:
+        session = spark or SparkSession.getActiveSession() or build_session(self.name)
+        return RunHandle(
+            self.plan(),
+            session,
+            allowed,
+            beginning,
+            trigger=sparks_trigger(trigger),
+            on_progress=on_progress,
+            stop=stop or threading.Event(),
+            started_by=started_by,
+        )
+
+    def _beginning(
+        self,
+        start_from: StartFrom | None,
+        from_snapshot: int | str | None,
+        on_copy: Callable[[CopyProgress], None] | None,
+    ) -> StartPosition:
+        return StartPosition(
             Catalog(self._store, self.name, self._clock),
             start_from=start_from,
             from_snapshot=from_snapshot,
@@ -362,14 +465,6 @@ class StreamingJob:
             ids=self._ids,
             on_copy=on_copy,
         )
-        allowed = Allowed(
-            takeover=takeover,
-            dropped_state=allow_dropped_state,
-            drained=allow_drained,
-            take_output=take_output,
-            drop_inflight=drop_inflight,
-        )
-        return run.go(sparks_trigger(trigger), allowed, beginning, started_by)
 
 
 class _Pipeline:

@@ -1,10 +1,14 @@
-"""The package by which Stillstate's Dagster side is imported, so that its names do not collide with your packages.
+"""Stillstate's public names: state snapshots for Spark streaming, orchestrated by Dagster.
+
+    from stillstate import ParquetSink, StreamingJob, aggregates
+
+Names are loaded when they are first used: those of a job need Spark, those of Dagster's side need Dagster, and neither
+needs the other. `stillstate.errors` has the errors, `stillstate.reading` reads snapshots as data, `stillstate.testing`
+has the testers.
 
 `assets` and `orchestration` are at the top of the checkout and are imported as `stillstate.assets` and
 `stillstate.orchestration`: the folder in which Dagster is started may well have packages of these names. A wheel holds
 their files in this folder; a checkout has links to them.
-
-The names below import Dagster when they are first used.
 """
 
 from __future__ import annotations
@@ -13,22 +17,79 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from state_runtime import (
+        ConnectedBatch,
+        JobContext,
+        JobSettings,
+        KeyedBatch,
+        ListOf,
+        MapOf,
+        ParquetSink,
+        Progress,
+        RunHandle,
+        RunResult,
+        StartFrom,
+        StreamingJob,
+        TimedState,
+        VectorizedProcessor,
+        aggregates,
+        build_session,
+        foreach_epoch,
+        query_state,
+        windows,
+    )
+    from stillstate import errors, reading
     from stillstate.assets.mount import Translator
     from stillstate.orchestration.component import StillstateComponent
     from stillstate.orchestration.definitions import build_definitions
     from stillstate.orchestration.resources import StillstateResource
 
-__all__ = ["StillstateComponent", "StillstateResource", "Translator", "build_definitions"]
+__all__ = [
+    "ConnectedBatch",
+    "JobContext",
+    "JobSettings",
+    "KeyedBatch",
+    "ListOf",
+    "MapOf",
+    "ParquetSink",
+    "Progress",
+    "RunHandle",
+    "RunResult",
+    "StartFrom",
+    "StillstateComponent",
+    "StillstateResource",
+    "StreamingJob",
+    "TimedState",
+    "Translator",
+    "VectorizedProcessor",
+    "aggregates",
+    "build_definitions",
+    "build_session",
+    "errors",
+    "foreach_epoch",
+    "query_state",
+    "reading",
+    "windows",
+]
 
-_HOMES = {
+_ON_DAGSTERS_SIDE = {
     "StillstateComponent": "stillstate.orchestration.component",
     "StillstateResource": "stillstate.orchestration.resources",
     "Translator": "stillstate.assets.mount",
     "build_definitions": "stillstate.orchestration.definitions",
 }
+_MODULES = ("errors", "reading")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _ON_DAGSTERS_SIDE:
+        return getattr(import_module(_ON_DAGSTERS_SIDE[name]), name)
+    if name in _MODULES:
+        return import_module(f"stillstate.{name}")
+    if name in __all__:
+        return getattr(import_module("state_runtime"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -19,6 +19,9 @@ PACKAGES = ("state_runtime", "assets", "orchestration", "stillstate")
 FLOORS = (
     # What a person or Dagster calls.
     "stillstate",
+    "stillstate/testing",
+    "stillstate/reading",
+    "stillstate/errors",
     "orchestration",
     "orchestration/component",
     "orchestration/definitions",

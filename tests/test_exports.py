@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted((ROOT / "state_runtime").rglob("*.py"))
+FILES = sorted([*(ROOT / "state_runtime").rglob("*.py"), *(ROOT / "stillstate").glob("*.py")])
 
 
 def module_name(file: Path) -> str:
@@ -56,6 +56,20 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'StreamingJbo'"):
         _ = state_runtime.StreamingJbo
+
+
+def test_the_face_has_what_the_runtime_has() -> None:
+    """`import stillstate` is enough: what a user finds in one of the packages is also there, and is the same."""
+    import state_runtime
+    import stillstate
+
+    assert set(state_runtime.__all__) < set(stillstate.__all__)
+    for name in state_runtime.__all__:
+        assert getattr(stillstate, name) is getattr(state_runtime, name)
+    assert set(stillstate.__all__) <= set(dir(stillstate))
+    assert all(hasattr(stillstate, name) for name in stillstate.__all__)
+    with pytest.raises(AttributeError, match="module 'stillstate' has no attribute 'StreamingJbo'"):
+        _ = stillstate.StreamingJbo
 
 
 def test_errors_are_a_tree_with_one_reaction_each() -> None:
@@ -109,6 +123,9 @@ def test_the_documentation_has_the_exit_code_of_each_error() -> None:
 
 
 LOOKING = (
+    "stillstate",
+    "stillstate.errors",
+    "stillstate.reading",
     "state_runtime",
     "state_runtime.base.errors",
     "state_runtime.store",

@@ -94,7 +94,7 @@ def savepoint(
     written again: by the driver if it is small (256 MB), else by this process once the snapshot is made. `rollback` and
     `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
-    from stillstate.orchestration.running.make_savepoint import Savepointer
+    from stillstate.orchestration.running.make_savepoint import savepointer_of
     from stillstate.orchestration.show.savepoints import savepoint_view
 
     if stop and drain:
@@ -105,7 +105,7 @@ def savepoint(
     then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
     spec = load_spec(config)
     with closing(savepoint_view(job, as_json=as_json)) as view:
-        maker = Savepointer.of_job(spec, spec.job(job), view.show)
+        maker = savepointer_of(spec, spec.job(job), view.show)
         made = (
             maker.resume(name)
             if resume and name is not None

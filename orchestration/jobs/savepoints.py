@@ -15,7 +15,7 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.tags import SAVEPOINT_TAG
 from stillstate.orchestration.jobs.upkeep import UpkeepJob, asset_of, upkeep_job, upkeep_tags
-from stillstate.orchestration.running.make_savepoint import Savepointer
+from stillstate.orchestration.running.make_savepoint import savepointer_watching
 from stillstate.orchestration.upkeep.scheduled_savepoint import SavepointWish, periodic_savepoint, requested_savepoint
 
 __all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
@@ -95,7 +95,7 @@ def savepoint_stream(
         now = spec.job(name)
         catalog = stillstate.catalog(now)
         clock, poll = stillstate.clock(), stillstate.poll()
-        maker = Savepointer.watching(catalog, lambda: stillstate.observe(spec, now), clock=clock, poll=poll)
+        maker = savepointer_watching(catalog, lambda: stillstate.observe(spec, now), clock=clock, poll=poll)
         wish = config.wish()
         tags = tuple(now.savepoints.tags)
         made = (

@@ -20,6 +20,7 @@ from state_runtime.base.errors import (
     Unavailable,
 )
 from state_runtime.driver.rollback import RollbackPlan, execute_rollback, plan_rollback
+from state_runtime.maintenance.copy.savepointer import Savepointer
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import own_restore_point
@@ -36,7 +37,6 @@ from stillstate.orchestration.launchers.port import LOG_FOLLOWS
 from stillstate.orchestration.migration.plan import LIVE, said_by
 from stillstate.orchestration.migration.steps import has_same_state, judge_watched
 from stillstate.orchestration.recovery.observe import Observation, observe
-from stillstate.orchestration.running.make_savepoint import Savepointer
 
 __all__ = ["Effects", "RolledBack", "savepoint_names_of"]
 

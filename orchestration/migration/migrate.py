@@ -23,6 +23,7 @@ from state_runtime.base.errors import (
     check,
 )
 from state_runtime.base.process_space import process_space
+from state_runtime.maintenance.copy.savepointer import Savepointer
 from state_runtime.maintenance.move.plan import MovePlan, plan_move
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import (
@@ -50,7 +51,7 @@ from stillstate.orchestration.migration.moving import Moves, refuse_other_target
 from stillstate.orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
 from stillstate.orchestration.migration.steps import step_after, step_back_from
 from stillstate.orchestration.recovery.observe import observe
-from stillstate.orchestration.running.make_savepoint import Savepointer
+from stillstate.orchestration.running.make_savepoint import savepointer_watching
 
 __all__ = ["Migrator", "Place", "fork_or_resume", "migrate_or_resume", "migrator_of"]
 
@@ -382,7 +383,7 @@ def migrator_of(
     """
 
     def savepointer(at: Place) -> Savepointer:
-        return Savepointer.watching(
+        return savepointer_watching(
             at.catalog,
             lambda: observe(at.job, at.catalog, at.launcher, actor.clock),
             clock=actor.clock,

@@ -4,12 +4,8 @@ savepoint is written in another format."""
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
@@ -17,11 +13,9 @@ from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
     MissingSnapshot,
-    SnapshotInUse,
     StillstateError,
     Unavailable,
     UnsupportedFormat,
-    check,
 )
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.maintenance.convert.into_savepoint import convert_savepoint, convert_small
@@ -29,26 +23,17 @@ from state_runtime.maintenance.convert.snapshot import HERE_BYTES_MAX
 from state_runtime.maintenance.copy.make_savepoint import (
     Convert,
     Filled,
-    SavepointWork,
-    resume_savepoint,
-    savepoint_of_stopped,
 )
+from state_runtime.maintenance.copy.savepointer import Savepointer
 from state_runtime.maintenance.links import Shared, find_links
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import (
-    ControlAnswer,
     ControlRequest,
     open_requests,
-    read_answer,
-    request_savepoint,
-    savepoint_request,
 )
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint_record import (
-    SavepointFormat,
     SavepointRecord,
-    SavepointThen,
-    SavepointTrigger,
     read_savepoint,
     savepoint_names,
 )
@@ -61,208 +46,37 @@ from stillstate.orchestration.launchers import build_launcher
 from stillstate.orchestration.recovery.health import Verdict
 from stillstate.orchestration.recovery.observe import Observation, observe
 
-__all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]
-
-POLL_S: Final = 0.2
+__all__ = ["SavepointRow", "failed", "savepoint_rows", "savepointer_of", "savepointer_watching"]
 
 _RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "starting"})
 
 
-class Savepointer:
-    """Makes savepoints of one job: by the driver if one lives, else in this process.
+def savepointer_of(spec: Spec, job: JobSpec, watch: Callable[[SavepointRecord], None]) -> Savepointer:
+    """Return what makes savepoints of a job of the configuration.
 
     Args:
-        runs: whether a driver lives, from its newest heartbeat.
         watch: gets every change of a record that is waited for.
-        poll: waits between two looks at the store; returns at once in tests.
-        convert: writes formats that the job does not write.
+    """
+    job = location_of(job)
+    catalog = Catalog(open_store(job.store, job.storage_options), job.name)
+    launcher = build_launcher(spec, job)
+    return savepointer_watching(
+        catalog, lambda: observe(job, catalog, launcher, SYSTEM_CLOCK), watch=watch, convert=_converter(job)
+    )
+
+
+def savepointer_watching(catalog: Catalog, look: Callable[[], Observation], **more: Any) -> Savepointer:
+    """Return what makes savepoints of a job that is observed with `look`.
+
+    Args:
+        more: see `Savepointer`.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        runs: Callable[[], RunStatus | None],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        ids: Ids = SYSTEM_IDS,
-        watch: Callable[[SavepointRecord], None] = lambda record: None,
-        poll: Callable[[float], object] | None = None,
-        convert: Convert = convert_small,
-    ) -> None:
-        self._catalog = catalog
-        self._runs = runs
-        self._clock = clock
-        self._ids = ids
-        self._watch = watch
-        self._poll: Callable[[float], object] = threading.Event().wait if poll is None else poll
-        owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._work = SavepointWork(catalog.root, owner, clock, ids, watch=watch, convert=convert)
+    def runs() -> RunStatus | None:
+        seen = look()
+        return seen.status if seen.health.verdict in _RUNS else None
 
-    @staticmethod
-    def of_job(spec: Spec, job: JobSpec, watch: Callable[[SavepointRecord], None]) -> Savepointer:
-        """Make one for a job of the configuration."""
-        job = location_of(job)
-        catalog = Catalog(open_store(job.store, job.storage_options), job.name)
-        launcher = build_launcher(spec, job)
-        return Savepointer.watching(
-            catalog, lambda: observe(job, catalog, launcher, SYSTEM_CLOCK), watch=watch, convert=_converter(job)
-        )
-
-    @staticmethod
-    def watching(catalog: Catalog, look: Callable[[], Observation], **more: Any) -> Savepointer:
-        """Make one for a job that is observed with `look`.
-
-        Args:
-            more: see the class.
-        """
-
-        def runs() -> RunStatus | None:
-            seen = look()
-            return seen.status if seen.health.verdict in _RUNS else None
-
-        return Savepointer(catalog, runs, **more)
-
-    def make(
-        self,
-        name: str | None = None,
-        *,
-        then: SavepointThen = "continue",
-        trigger: SavepointTrigger = "user",
-        tags: tuple[str, ...] = (),
-        note: str = "",
-        format: SavepointFormat = "native",
-        independent: bool = False,
-        drain_inflight: bool = False,
-        wait: bool = True,
-    ) -> SavepointRecord | ControlRequest:
-        """Make a savepoint of the running job, or of the newest snapshot of one that does not run.
-
-        Args:
-            name: by default the time, and some characters.
-            then: what a running job does after it.
-            format, independent, drain_inflight: see `SavepointRecord`.
-            wait: until it is complete. Without it the request is returned, and its result is not known. A job that does
-                not run is always waited for.
-
-        Returns:
-            The record, COMPLETED, FAILED or ABANDONED; or the request.
-
-        Raises:
-            JobNotFound, MissingSnapshot: there is nothing to save. SavepointExists, InvalidConfiguration: refused.
-            Unavailable: the run ended before it answered.
-        """
-        self._catalog.job_info()
-        chosen = name if name is not None else self.new_name()
-        status = self._runs()
-        if status is None:
-            if then == "drain":
-                raise InvalidConfiguration(
-                    f"job {self._catalog.job!r} does not run: only a driver can drain it. Start it first"
-                )
-            if drain_inflight or format == "canonical":
-                self._refuse_rows_in_flight()
-            return savepoint_of_stopped(
-                self._work,
-                chosen,
-                trigger=trigger,
-                tags=tags,
-                note=note,
-                format=format,
-                independent=independent,
-            )
-        request = request_savepoint(
-            self._catalog.root, status.term, chosen, clock=self._clock, ids=self._ids, then=then, trigger=trigger,
-            tags=tags, note=note, format=format, independent=independent, drain_inflight=drain_inflight,
-        )  # fmt: skip
-        return self._until_made(request) if wait else request
-
-    def _refuse_rows_in_flight(self) -> None:
-        newest = self._catalog.latest()
-        if newest is not None and newest.open_batch is not None:
-            raise InvalidConfiguration(
-                f"snapshot {newest.snapshot_id} of job {self._catalog.job!r} has rows in flight, and the job does not "
-                "run: only a driver can process them. Start it, or make a native savepoint, which keeps them"
-            )
-
-    def make_or_join(self, name: str, **asked: Any) -> SavepointRecord:
-        """Call `make` and wait; or wait for the savepoint of this name that an earlier call, whose caller is gone, has
-        requested or begun. Repeat it after any error.
-
-        Args:
-            asked: as of `make`; the same as the earlier call's.
-
-        Raises:
-            the errors of `make`, but never that the name is taken.
-        """
-        asked_for = self._asked_for(name)
-        if asked_for is not None:
-            return self._until_made(asked_for)
-        try:
-            found = read_savepoint(self._catalog.root, name)
-        except MissingSnapshot:
-            made = self.make(name, **asked)
-            check(isinstance(made, SavepointRecord), "a savepoint that is waited for is made")
-            assert isinstance(made, SavepointRecord)
-            return made
-        return self.resume(name) if found.state == "FAILED" else self.wait_for(name)
-
-    def is_term_live(self, term: int) -> bool:
-        """Whether the run of that term lives, as far as its heartbeat says."""
-        status = self._runs()
-        return status is not None and status.term == term
-
-    def _asked_for(self, name: str) -> ControlRequest | None:
-        """Return the request for it to the run that lives now, answered or not."""
-        status = self._runs()
-        return None if status is None else savepoint_request(self._catalog.root, status.term, name)
-
-    def _until_made(self, request: ControlRequest) -> SavepointRecord:
-        self._wait_for_answer(request)
-        made = self.wait_for(request.name)
-        while request.then != "continue" and self.is_term_live(request.term):
-            self._poll(POLL_S)
-        return made
-
-    def resume(self, name: str) -> SavepointRecord:
-        """Resume one whose owner is gone, or that failed; in this process. See `resume_savepoint`."""
-        self._catalog.job_info()
-        return resume_savepoint(self._work, name)
-
-    def wait_for(self, name: str) -> SavepointRecord:
-        """Wait until a savepoint is at rest; if its owner goes away meanwhile, resume it here."""
-        while True:
-            record = read_savepoint(self._catalog.root, name)
-            self._watch(record)
-            if not record.is_open or record.state == "DELETING":
-                return record
-            if record.is_stale(self._clock.now_ms()):
-                try:
-                    return self.resume(name)
-                except SnapshotInUse:
-                    continue  # another process was faster, or the run lives after all
-                finally:
-                    self._poll(POLL_S)
-            self._poll(POLL_S)
-
-    def _wait_for_answer(self, request: ControlRequest) -> None:
-        while True:
-            # In this order: a run that answers and ends in between is not taken for one that did not answer.
-            runs = self._runs()
-            given = read_answer(self._catalog.root, request)
-            if given is not None:
-                _refuse(request, given)
-                return
-            if runs is None or runs.term != request.term:
-                raise Unavailable(
-                    f"the run of term {request.term} ended before it made savepoint {request.name!r}, "
-                    "so the request is void. Ask again: of a job that does not run, the newest snapshot is saved"
-                )
-            self._poll(POLL_S)
-
-    def new_name(self) -> str:
-        """Return a name made from the time."""
-        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        return f"{at:%Y%m%dt%H%M%S}-{self._ids.short()[-4:]}"
+    return Savepointer(catalog, runs, **{"clock": SYSTEM_CLOCK, "ids": SYSTEM_IDS, "convert": convert_small, **more})
 
 
 def _converter(job: JobSpec) -> Convert:
@@ -292,13 +106,6 @@ def _converter(job: JobSpec) -> Convert:
             session.stop()
 
     return convert
-
-
-def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
-    if given.answer == "refused":
-        raise InvalidConfiguration(f"savepoint {request.name!r} was refused: {given.message}")
-    if given.answer == "void":
-        raise Unavailable(f"savepoint {request.name!r} was not made: {given.message}")
 
 
 @dataclass(frozen=True, kw_only=True)

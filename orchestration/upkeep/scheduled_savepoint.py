@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import JobNotFound, MissingSnapshot, StillstateError, Unavailable, can_pass, check
+from state_runtime.maintenance.copy.savepointer import Savepointer
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import ControlRequest
 from state_runtime.snapshot.savepoint_record import (
@@ -32,7 +33,7 @@ from state_runtime.snapshot.savepoint_record import (
     list_savepoints,
     read_savepoint,
 )
-from stillstate.orchestration.running.make_savepoint import Savepointer, failed
+from stillstate.orchestration.running.make_savepoint import failed
 from stillstate.orchestration.text import duration_text
 
 __all__ = ["PATIENCE_S", "SavepointWish", "periodic_savepoint", "requested_savepoint"]

@@ -210,6 +210,12 @@ class EpochDriver:
         return not self._is_at_work and self._epochs_when_nothing_was_due == self.epochs
 
     @property
+    def is_settled(self) -> bool:
+        """Return whether all that was read is processed and checkpointed, so that its output is published. For any
+        thread, as `has_nothing_to_do`."""
+        return self.has_nothing_to_do and not self._state.interval.epochs
+
+    @property
     def is_unproven(self) -> bool:
         """See `EpochLine.is_unproven`."""
         return self._line.is_unproven

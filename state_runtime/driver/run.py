@@ -123,11 +123,32 @@ class RunResult:
     epochs: int
 
 
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run whose pipeline was found to fit its sources, its settings and the newest snapshot; nothing was written.
+
+    Attributes:
+        before: the snapshot to resume from, as it was found; None if there is none yet.
+        fit: gives the operators' entries for a snapshot to resume from.
+    """
+
+    allowed: Allowed
+    beginning: StartPosition
+    sources: OpenedSources
+    pipeline: CompiledPipeline
+    before: Manifest | None
+    fit: Callable[..., tuple[OperatorEntry, ...]]
+
+
 class JobRun:
     """One run: term, fencing, heartbeat, Spark's query, and the end.
 
-    Life cycle: compiled (nothing written) → fenced off others (term and fencing snapshot) → running → ended with a last
-    heartbeat that says how.
+    Life cycle: compiled (`check`: nothing written) → fenced off others (term and fencing snapshot) → running → ended
+    with a last heartbeat that says how.
+
+    Attributes:
+        term: of the run; 0 before it is claimed.
+        driver, query: of the run, while it streams and after it; None before.
     """
 
     def __init__(
@@ -148,15 +169,12 @@ class JobRun:
         self._warnings = WarningBook(lambda: self._java_warnings.take())
         self._catalog = Catalog(plan.store, plan.name, plan.clock)
         self._root: Store = self._catalog.root
+        self.term = 0
+        self.driver: EpochDriver | None = None
+        self.query: StreamingQuery | None = None
 
-    def go(
-        self,
-        trigger: Mapping[str, Any] | None,
-        allowed: Allowed,
-        beginning: StartPosition,
-        started_by: StartedBy = BY_HAND,
-    ) -> RunResult:
-        """See `StreamingJob.run`."""
+    def check(self, allowed: Allowed, beginning: StartPosition) -> CheckedRun:
+        """Check all that can be checked before anything is written; raises the errors of `StreamingJob.run`."""
         plan = self._plan
         sources = self._opened_sources()
         pipeline = plan.compiled(self._spark, sources)
@@ -177,18 +195,26 @@ class JobRun:
             _source_numbers(sources, content, allowed)
             fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
 
-        # Refused before anything is written; checked again with the snapshot that the run really resumes from.
+        # Checked again with the snapshot that the run really resumes from.
         before = beginning.look(decide)
         refuse_other_output(pipeline, before)
+        return CheckedRun(
+            allowed=allowed, beginning=beginning, sources=sources, pipeline=pipeline, before=before, fit=fit
+        )
+
+    def go(self, checked: CheckedRun, trigger: Mapping[str, Any] | None, started_by: StartedBy = BY_HAND) -> RunResult:
+        """See `StreamingJob.run`."""
+        plan, allowed, beginning = self._plan, checked.allowed, checked.beginning
+        sources, pipeline, fit = checked.sources, checked.pipeline, checked.fit
         local_dir = private_local_dir(plan.settings.local_dir)
         scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()
         host, pid, space, time_zone = socket.gethostname(), os.getpid(), process_space(), self._time_zone()
         clock = TrustedClock(self._clock, self._root.now_ms)
         committer = beginning.open(self._empty, host=host, pid=pid, process_space=space, clock=clock)
-        info = committer.info
+        info, self.term = committer.info, committer.term.term
         # Another start may have been first: then a snapshot exists that was not there before.
-        began_empty = before is None and committer.last.snapshot_id == 1
+        began_empty = checked.before is None and committer.last.snapshot_id == 1
         entries = fit(None if began_empty else committer.last, snapshot_id=committer.last.snapshot_id + 1)
         parallelism = self._parallelism(committer.last, info)
         ending = beginning.ending(info, f"{host}:{pid}")
@@ -221,6 +247,7 @@ class JobRun:
                 pipeline, entries, info, committer, checkpoint, parallelism, local_dir, savepoints, allowed, started_by
             )
             heartbeat.watch(driver)
+            self.driver = driver
             with self._around_the_stream(scratch, parallelism):
                 frame = self._frame_read(sources, pipeline)
                 pieces = PieceBounds.of(self._spark.conf, hands_only_its_own=pipeline.hands_only_its_own)
@@ -436,7 +463,7 @@ class JobRun:
         writer = source.writeStream.foreachBatch(run_batch).option("checkpointLocation", str(checkpoint.folder))
         if trigger:
             writer = writer.trigger(**trigger)
-        query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
+        query = self.query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
         heartbeat.running()
         self._advance.moved()
         empty = self._spark.createDataFrame([], source.schema)

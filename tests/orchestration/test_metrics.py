@@ -31,7 +31,7 @@ from stillstate.orchestration.metrics.families import HEALTHS
 from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen
 from stillstate.orchestration.probes.pool import ProbePool
 from stillstate.orchestration.recovery.observe import Observation, observe
-from stillstate.orchestration.running.make_savepoint import Savepointer
+from stillstate.orchestration.running.make_savepoint import savepointer_watching
 from stillstate.orchestration.upkeep.scheduled_savepoint import periodic_savepoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +160,7 @@ def test_a_store_that_goes_away_after_the_look_leaves_savepoints_out_and_nothing
 
 def test_a_savepoint_has_its_age(write_config: Callable[..., Path], flights: JobRoot, clock: FakeClock) -> None:
     flights.start("stopped")
-    maker = Savepointer.watching(flights.catalog, lambda: _stopped(flights, clock), clock=clock)
+    maker = savepointer_watching(flights.catalog, lambda: _stopped(flights, clock), clock=clock)
     made = periodic_savepoint(flights.catalog, maker, ("nightly",))
     assert not isinstance(made, str)
     clock.advance_s(90)

@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.maintenance.convert.into_savepoint import convert_small
 from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.savepointer import Savepointer
 from state_runtime.snapshot.control import ControlRequest, new_requests, request_savepoint
 from state_runtime.snapshot.savepoint_record import (
     SavepointRecord,
@@ -24,7 +26,7 @@ from state_runtime.snapshot.savepoint_record import (
 )
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.cli import app
-from stillstate.orchestration.running.make_savepoint import Savepointer, failed, savepoint_rows
+from stillstate.orchestration.running.make_savepoint import failed, savepoint_rows
 from stillstate.orchestration.show.savepoints import savepoints_table
 
 
@@ -62,7 +64,8 @@ class Driver:
 
     def client(self) -> Savepointer:
         return Savepointer(
-            self.root.catalog, self.runs, clock=self.root.clock, watch=self.seen.append, poll=self.poll
+            self.root.catalog, self.runs, clock=self.root.clock, ids=SYSTEM_IDS, convert=convert_small,
+            watch=self.seen.append, poll=self.poll,
         )  # fmt: skip
 
 
