@@ -19,7 +19,7 @@ $(SETUP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.11")'
 	@echo 'Making $(VENV) and installing PySpark (450 MB), Dagster and the rest into it: two to five minutes, once.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[spark,s3,demo,dev]'
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[spark,dagster,s3,demo,dev]'
 	@touch $(SETUP)
 
 .PHONY: setup

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         query_state,
         windows,
     )
-    from stillstate import errors, reading
+    from stillstate import errors, reading, testing
     from stillstate.assets.mount import Translator
     from stillstate.orchestration.component import StillstateComponent
     from stillstate.orchestration.definitions import build_definitions
@@ -69,6 +69,7 @@ __all__ = [
     "foreach_epoch",
     "query_state",
     "reading",
+    "testing",
     "windows",
 ]
 
@@ -78,17 +79,27 @@ _ON_DAGSTERS_SIDE = {
     "Translator": "stillstate.assets.mount",
     "build_definitions": "stillstate.orchestration.definitions",
 }
-_MODULES = ("errors", "reading")
+_MODULES = ("errors", "reading", "testing")
+
+
+_EXTRAS = {"dagster": "dagster", "pyspark": "spark", "pandas": "spark"}
+"""The extra that brings a package."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DAGSTERS_SIDE:
-        return getattr(import_module(_ON_DAGSTERS_SIDE[name]), name)
     if name in _MODULES:
         return import_module(f"stillstate.{name}")
-    if name in __all__:
-        return getattr(import_module("state_runtime"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(_ON_DAGSTERS_SIDE.get(name, "state_runtime")), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        raise ModuleNotFoundError(
+            f"stillstate.{name} needs the package {error.name}: pip install 'stillstate[{extra}]'", name=error.name
+        ) from error
 
 
 def __dir__() -> list[str]:

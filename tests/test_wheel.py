@@ -22,6 +22,36 @@ defs = dg.Definitions.merge(
     dg.Definitions(assets=[report], jobs=[nightly]), build_definitions("stillstate.yaml", key_prefix="streams")
 )
 """
+WITHOUT_JAVA = """
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from stillstate.testing import ProcessorTester
+
+class Counts(StatefulProcessor):
+    def init(self, handle):
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        self.n.update(((self.n.get() or (0,))[0] + len(list(rows)),))
+        yield Row(user=key[0], n=self.n.get()[0])
+
+    def close(self):
+        pass
+
+print(ProcessorTester(Counts(), "user string", "user string, n long", key="user").send([("ann",), ("ann",)]))
+"""
+WITHOUT_DAGSTER = """
+import sys
+sys.modules.update({"dagster": None, "dagster_pyspark": None})  # as if they were not installed
+import stillstate
+from stillstate.orchestration.cli import main
+
+try:
+    stillstate.build_definitions
+except ModuleNotFoundError as error:
+    print(error)
+main()
+"""
 MINE = {
     "assets/__init__.py": "",
     "assets/mine.py": "import dagster as dg\n\n@dg.asset\ndef report(): ...\n",
@@ -57,7 +87,7 @@ def test_the_wheel_works_in_a_folder_with_packages_of_the_same_names(tmp_path: P
     run("-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel), folder=tmp_path)
     brought = {p.name for p in target.iterdir() if p.suffix != ".dist-info" and p.name != "bin"}
     assert {"state_runtime", "stillstate"} <= brought
-    assert not brought & {"assets", "orchestration", "tests"}
+    assert not brought & {"assets", "orchestration", "tests", "examples", "benchmarks"}
     project, path = tmp_path / "project", str(target)
     run("-m", "stillstate.orchestration.cli", "init", str(project), folder=tmp_path, PYTHONPATH=path)
     for name, text in MINE.items():
@@ -79,3 +109,8 @@ def test_the_wheel_works_in_a_folder_with_packages_of_the_same_names(tmp_path: P
     )
     assert "Job: nightly" in listed
     assert "Job: streams_start_legs" in listed
+    tested = run("-c", WITHOUT_JAVA, folder=project, PYTHONPATH=path, PATH="", JAVA_HOME="")
+    assert tested == "[Row(user='ann', n=2)]\n"
+    without = run("-c", WITHOUT_DAGSTER, "jobs", folder=project, PYTHONPATH=path)
+    assert "legs" in without
+    assert "stillstate.build_definitions needs the package dagster: pip install 'stillstate[dagster]'" in without

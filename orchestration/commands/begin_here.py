@@ -99,7 +99,7 @@ def dagster(
     that were started there outlive Dagster: `stillstate stop JOB` ends them.
     """
     if importlib.util.find_spec("dagster_webserver") is None:
-        raise InvalidConfiguration("the package dagster-webserver is not installed: pip install 'stillstate[web]'")
+        raise InvalidConfiguration("the package dagster-webserver is not installed: pip install 'stillstate[dagster]'")
     file = load_spec(config).file  # every problem of the file is reported here, not in a Dagster page
     home = _home(file)
     port = port or free_port(host)

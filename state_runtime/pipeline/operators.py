@@ -41,7 +41,7 @@ from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
 from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
 from state_runtime.spark.columns import DELAY_METADATA
-from state_runtime.spark.sql import ddl
+from state_runtime.spark.sql import ddl, struct_of_ddl
 from state_runtime.state.table import StateSchema, Time
 
 __all__ = [
@@ -646,13 +646,13 @@ def _declared_states(step: ProcessorStep) -> DeclaringHandle:
 
 
 def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
-    """Parse a schema: a StructType, or DDL ("n int, s string") parsed by Spark.
+    """Parse a schema: a StructType, or DDL ("n int, s string") parsed by Spark, or where it has not been started.
 
     Raises:
         InvalidPipeline: not a schema of columns.
     """
     try:
-        parsed = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        parsed = struct_of_ddl(schema) if isinstance(schema, str) else schema
     except Exception as error:
         told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InvalidPipeline(f"the schema of {what} cannot be parsed: {told} in {schema!r}") from error

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.internals import Internal, given, private_of
 
-__all__ = ["arrow_schema_of", "spark_schema_of"]
+__all__ = ["arrow_schema_of", "spark_schema_of", "spark_type"]
 
 _MODULE: Final = "pyspark.sql.pandas.types"
 # Types without parameters, for both directions.
