@@ -39,6 +39,7 @@ from stillstate.orchestration.standby import CAUSE_ENV, RESTARTED, SETTLED_S, SU
 __all__ = ["Death", "decide_restart", "main", "supervise"]
 
 PRELOAD_AFTER_S: Final = 30.0
+PREPARE: Final = (sys.executable, "-m", "stillstate.orchestration.cli", "prepare")
 _WAIT_MAX_S: Final = 30.0
 _FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -177,9 +178,8 @@ def main(arguments: Sequence[str]) -> int:
             time.sleep(min(left_s, 0.2))
         return is_ending
 
-    preload = threading.Timer(PRELOAD_AFTER_S, _look, (config, job, lambda line: None))
-    preload.daemon = True
-    preload.start()
+    ended = threading.Event()
+    threading.Thread(target=_beside, args=(config, job, say, ended.wait), daemon=True).start()
     try:
         return supervise(
             drivers.start,
@@ -192,7 +192,39 @@ def main(arguments: Sequence[str]) -> int:
             may_go_on=lambda pid: not once or _has_taken_the_job(config, job, pid, say),
         )
     finally:
+        ended.set()
         drivers.end()
+
+
+def _beside(config: str, job: str, say: Callable[[str], object], wait: Callable[[float], bool]) -> None:
+    """Do what can wait for the driver's start: import what a death makes necessary, and prepare the host.
+
+    Args:
+        wait: waits for a number of seconds, and returns whether the supervisor ends.
+    """
+    while not wait(PRELOAD_AFTER_S):
+        progress, _ = _look(config, job, lambda line: None)
+        if progress:
+            break
+    else:
+        return
+    from state_runtime.base.errors import StillstateError
+    from stillstate.orchestration.config.spec import load_spec
+    from stillstate.orchestration.running.prepare import is_wanted_by_itself
+
+    try:
+        if not load_spec(config).job(job).launcher.prepare or not is_wanted_by_itself():
+            return
+    except StillstateError as error:
+        say(f"this host is not prepared: {error}")
+        return
+    say("prepares this host, so that drivers start faster: once, with low priority (launcher.prepare)")
+    # A group of its own: it has children, and all of them end with the supervisor.
+    making = subprocess.Popen(PREPARE, stdin=subprocess.DEVNULL, start_new_session=True)
+    while making.poll() is None:
+        if wait(1.0):
+            os.killpg(making.pid, signal.SIGKILL)
+            making.wait()
 
 
 def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], object]) -> bool:

@@ -54,7 +54,6 @@ def init(
     out.print("  stillstate run legs       # in this terminal, until Ctrl-C", highlight=False)
     out.print("  python feed.py            # in another one: flights that keep arriving", highlight=False)
     out.print("  stillstate dagster        # the jobs as assets, in the browser", highlight=False)
-    out.print("  stillstate prepare        # once for this host: drivers start a third faster", highlight=False)
 
 
 @guarded

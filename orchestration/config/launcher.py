@@ -42,7 +42,7 @@ _CONF_SAID_BY: Final = {
 _SECRET_KEY = re.compile(r"(?i)secret|password|token|access[.]?key|credential")
 """Spark's own `spark.redaction.regex`, and one more word."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_ONLY_LOCAL: Final = ("restarts", "standby")
+_ONLY_LOCAL: Final = ("restarts", "standby", "prepare")
 _ONLY_SUBMITTED: Final = (
     "master",
     "deploy_mode",
@@ -87,6 +87,10 @@ class LauncherSpec(SettingsGroup):
     standby: bool = False
     """`local`: a second driver process stands by, with Java and Spark's session ready, and replaces one that dies: most
     of a restart is done by then. It takes the memory of an idle driver."""
+    prepare: bool = True
+    """`local`: behind a job's first checkpoint, the process beside the driver makes the host's drivers start faster, as
+    `stillstate prepare` does, if that was not done yet and memory is left: once, for about a minute, with low
+    priority."""
     log_dir: str = Field(default="logs", min_length=1)
     """Folder for log files of drivers of this machine, and of submissions."""
     start_timeout_s: float = Field(default=120.0, gt=0, le=3600)

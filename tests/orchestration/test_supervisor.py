@@ -6,14 +6,19 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from state_runtime.base.errors import MissingJava
+from stillstate.orchestration import supervisor
+from stillstate.orchestration.running import prepare
 from stillstate.orchestration.standby import SETTLED_S
-from stillstate.orchestration.supervisor import Death, Life, decide_restart, restart_wait_s, supervise
+from stillstate.orchestration.supervisor import Death, Life, _beside, decide_restart, restart_wait_s, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = Life(progress_before=7, progress=7, lived_s=1.0, is_stop_asked=False)
@@ -167,3 +172,52 @@ def test_a_restart_does_not_go_back_again(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert told == [["run", "flights", "--from-snapshot", "2"], ["run", "flights"]]
+
+
+@pytest.fixture
+def prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of a job with a checkpoint; whoever prepares the host writes its process id and waits."""
+    config = tmp_path / "stillstate.yaml"
+    config.write_text("version: 1\njobs:\n  flights: {entry_point: a:b, store: store}\n")
+    code = f"import os, time; open({str(tmp_path / 'made')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    monkeypatch.setattr(supervisor, "PREPARE", (sys.executable, "-c", code))
+    monkeypatch.setattr(supervisor, "_look", lambda *_: (7, False))
+    monkeypatch.setattr(prepare, "is_wanted_by_itself", lambda: True)
+    return config
+
+
+def test_a_supervisor_prepares_the_host_behind_a_checkpoint_and_takes_it_along(prepares: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What it began ends with it: nobody would look after it."""
+    looks = iter([(None, False), (0, False), (7, False)])
+    monkeypatch.setattr(supervisor, "_look", lambda *_: next(looks))
+    made, said = prepares.parent / "made", []
+
+    def wait(seconds: float) -> bool:
+        if not said:
+            return False  # it waits for a checkpoint
+        deadline_s = time.monotonic() + 60
+        while not (made.exists() and made.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return True  # the supervisor ends
+
+    _beside(str(prepares), "flights", said.append, wait)
+    assert next(looks, None) is None
+    assert said == ["prepares this host, so that drivers start faster: once, with low priority (launcher.prepare)"]
+    assert not psutil.pid_exists(int(made.read_text()))
+
+
+@pytest.mark.parametrize("why", ["a setting", "it is done", "no Java"])
+def test_a_host_is_not_prepared_where_nobody_wants_it(
+    prepares: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def no_java() -> bool:
+        raise MissingJava("no Java")
+
+    if why == "a setting":
+        prepares.write_text(prepares.read_text().replace("store: store", "store: store, launcher: {prepare: false}"))
+    else:
+        monkeypatch.setattr(prepare, "is_wanted_by_itself", (lambda: False) if why == "it is done" else no_java)
+    said: list[str] = []
+    _beside(str(prepares), "flights", said.append, lambda seconds: False)
+    assert not (prepares.parent / "made").exists()
+    assert said == (["this host is not prepared: no Java"] if why == "no Java" else [])
