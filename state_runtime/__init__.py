@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from state_runtime.driver.run_handle import RunHandle
     from state_runtime.driver.start_position import StartFrom
     from state_runtime.job import JobContext, StreamingJob
-    from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
+    from state_runtime.pipeline.sinks import EpochInfo, ParquetSink, foreach_epoch
     from state_runtime.processors.declared import aggregates, windows
     from state_runtime.processors.user.connected import ConnectedBatch
     from state_runtime.processors.user.keyed_batch import KeyedBatch
     from state_runtime.processors.user.keyed_collections import ListOf, MapOf
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
+    from state_runtime.sinks.delta import DeltaSink
     from state_runtime.spark.session import build_session
 
 __all__ = [
     "ConnectedBatch",
+    "DeltaSink",
+    "EpochInfo",
     "JobContext",
     "JobSettings",
     "KeyedBatch",
@@ -49,6 +52,8 @@ __all__ = [
 
 _HOMES = {
     "ConnectedBatch": "state_runtime.processors.user.connected",
+    "DeltaSink": "state_runtime.sinks.delta",
+    "EpochInfo": "state_runtime.pipeline.sinks",
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
     "KeyedBatch": "state_runtime.processors.user.keyed_batch",

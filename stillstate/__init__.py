@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from state_runtime import (
         ConnectedBatch,
+        DeltaSink,
+        EpochInfo,
         JobContext,
         JobSettings,
         KeyedBatch,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConnectedBatch",
+    "DeltaSink",
+    "EpochInfo",
     "JobContext",
     "JobSettings",
     "KeyedBatch",

@@ -146,6 +146,7 @@ def test_only_the_edges_take_the_systems_clock_and_ids(file: Path) -> None:
         "state_runtime/base/clock.py": "defines it",
         "state_runtime/base/ids.py": "defines it",
         "state_runtime/job.py": "defaults of the user's constructor",
+        "state_runtime/sinks/delta.py": "the same",
         "state_runtime/driver/checkpointer.py": "a process that folds has the system's clock: only a run that has it too may start one",
         "state_runtime/snapshot/catalog.py": "default of a constructor that tools call",
         "state_runtime/snapshot/locate.py": "the same",

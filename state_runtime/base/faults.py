@@ -13,6 +13,7 @@ import os
 import signal
 
 __all__ = [
+    "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
     "KILL_POINTS",
@@ -46,6 +47,9 @@ RESTORE_KILL_POINTS = ("restore-begun", "restore-written")
 
 # In the driver's thread that expires old checkpoints: their expiry is settled, their data removed, their manifests too.
 RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retention-removed")
+
+# Of an epoch's output in a Delta table: its files have their names, and the table has them.
+DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
 
 _passed: dict[str, int] = {}
 

@@ -21,7 +21,14 @@ from state_runtime.base.limits import KIB, MIB
 from state_runtime.snapshot.manifest import StagedFile
 from state_runtime.store import Store
 
-__all__ = ["OutputLayout", "check_columns", "difference", "refuse_layouts_beside", "refuse_other_files"]
+__all__ = [
+    "OutputLayout",
+    "check_columns",
+    "difference",
+    "footer_of",
+    "refuse_layouts_beside",
+    "refuse_other_files",
+]
 
 _LOG = logging.getLogger(__name__)
 _AT_A_TIME = 16
@@ -191,7 +198,7 @@ def _layout_of(store: Store, file: StagedFile) -> OutputLayout | None:
     """Return the layout of a file that was published, or is about to be; None if it cannot be read."""
     for path in (file.final, file.staged):
         try:
-            footer = _footer(store, path, file.bytes)
+            footer = footer_of(store, path, file.bytes)
         except FileNotFoundError:
             continue
         except CorruptData as error:
@@ -207,7 +214,7 @@ def _layout_of(store: Store, file: StagedFile) -> OutputLayout | None:
     return None
 
 
-def _footer(store: Store, path: str, size: int) -> bytes:
+def footer_of(store: Store, path: str, size: int) -> bytes:
     """Return the end of a Parquet file, with all of its footer, unless that is too large."""
     tail = store.read_range(path, max(0, size - _FOOTER_BYTES), min(size, _FOOTER_BYTES))
     wanted = int.from_bytes(tail[-8:-4], "little") + 8

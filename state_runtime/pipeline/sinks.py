@@ -9,6 +9,7 @@ duplicate. Published files belong to their readers: no start needs them (docs/de
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -35,7 +36,7 @@ from state_runtime.store import Created, Store, shared_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "read_staged"]
+__all__ = ["EpochInfo", "ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "move_all", "read_staged", "stager_of"]
 
 EPOCH_COLUMN = "epoch"
 
@@ -202,7 +203,7 @@ class ParquetSink(Sink):
         """See `Sink.check_place`. For each job that has published here, the end of one file is read. For this job it is
         a pending file, if any: its commit log is long, and is listed once no other run is active."""
         store, mine = self._store(), pending[:1]
-        files = [*mine, *_newest_files(store, known={_stager_of(file) for file in mine})]
+        files = [*mine, *_newest_files(store, known={stager_of(file) for file in mine})]
         refuse_other_files(store, layout, files, where)
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
@@ -218,7 +219,7 @@ class ParquetSink(Sink):
         if not output.files:
             return
         store = spec.store()
-        missing = _move_all(store, output.files)
+        missing = move_all(store, output.files)
         if missing is not None:
             # A newer run may have published it, and its readers may have removed the files since.
             if _is_logged(spec, output):
@@ -245,7 +246,7 @@ class ParquetSink(Sink):
         return own_output(spec.store(), spec.staging_prefix, claimant).since_term
 
 
-def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
+def move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
     """Give staged files their final names; no file is being moved when it returns or raises.
 
     Returns:
@@ -296,10 +297,10 @@ def _newest_file(store: Store, stager: str) -> StagedFile | None:
 def _stager(output: StagedOutput) -> str:
     """Return the identity under which output was staged. Its entry in the commit log has that name: after a claim or a
     rename another job publishes it, and the first one may have begun to."""
-    return _stager_of(output.files[0])
+    return stager_of(output.files[0])
 
 
-def _stager_of(file: StagedFile) -> str:
+def stager_of(file: StagedFile) -> str:
     return file.staged.rsplit("/", 3)[-3]
 
 
@@ -326,15 +327,38 @@ def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class EpochInfo:
+    """Who gives an epoch's rows: the third argument of a function of `foreach_epoch`, if it takes three.
+
+    Attributes:
+        epoch: number of the epoch within its root; never used twice there for other rows.
+        root_id: of the job's root. A root that is created again has another one, and so has a fork.
+        sink: name of the sink in the job.
+    """
+
+    epoch: int
+    root_id: str
+    sink: str
+    job: str
+
+    @property
+    def writer(self) -> str:
+        """One text for root and sink: with `epoch` it is a key under which a target can know that it has the rows
+        (Delta's `txnAppId` and `txnVersion`, a row in a database)."""
+        return f"stillstate/{self.root_id}/{self.sink}"
+
+
 class ForeachEpoch(Sink):
     """A user's function, called with each epoch's output after its checkpoint is durable. Made by `foreach_epoch`."""
 
     replaces: ClassVar[bool] = True
 
-    def __init__(self, function: Callable[[DataFrame, int], None], *, empty_epochs: bool = False) -> None:
+    def __init__(self, function: Callable[..., None], *, empty_epochs: bool = False) -> None:
         if not callable(function):
-            raise InvalidConfiguration("foreach_epoch needs a function (df, epoch_id)")
+            raise InvalidConfiguration("foreach_epoch needs a function (df, epoch_id), or (df, epoch_id, info)")
         self._function = function
+        self._takes_info = _takes(function, 3)
         self._empty_epochs = empty_epochs
 
     def __repr__(self) -> str:
@@ -348,6 +372,8 @@ class ForeachEpoch(Sink):
             storage_options=root[1],
             staging_prefix=f"{OUTPUTS_DIR}/{name}",
             empty_epochs=self._empty_epochs,
+            job=job_name,
+            root_id=job_uid,
         )
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
@@ -360,8 +386,9 @@ class ForeachEpoch(Sink):
         if not output.files or spark is None:
             return
         frame = read_staged(spark, spec, output)
+        info = EpochInfo(epoch=output.epoch, root_id=spec.root_id, sink=spec.name, job=spec.job)
         try:
-            self._function(frame, output.epoch)
+            self._function(frame, output.epoch, *([info] if self._takes_info else []))
         except Exception as error:
             raise UserCodeError(
                 f"sink {spec.name!r}: the function raised {type(error).__name__}: {error} for epoch {output.epoch}. "
@@ -394,31 +421,41 @@ class ForeachEpoch(Sink):
             store.delete(file.staged)
 
 
-def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: bool = False) -> Sink:
-    """A sink that calls `function(df, epoch_id)` for each epoch with output, after its checkpoint.
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with so many arguments; False if its signature is not known."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def foreach_epoch(function: Callable[..., None], *, empty_epochs: bool = False) -> Sink:
+    """A sink that calls `function(df, epoch_id)`, or `function(df, epoch_id, info)`, for each epoch with output, after
+    its checkpoint.
 
     The call happens at least once per epoch: a crash between the call and the next checkpoint repeats it with the same
-    rows and the same id. A function that uses both the id of the job's root and the epoch (Delta's `txnAppId` and
-    `txnVersion`, a key in a database) is exactly-once as long as the root is the same.
+    rows and the same id. A function that uses both `info.writer` and the epoch (Delta's `txnAppId` and `txnVersion`, a
+    key in a database) is exactly-once as long as the root is the same.
 
     The epoch alone is not enough. A root that was created again counts from 1 again, and a fork counts on from the
-    epoch of its source: a table that knows only the epoch takes their rows for a repetition and drops them. Ask
-    `JobContext.root_id()` (or `StreamingJob.root_id()`) in the function. Two cases it does not tell apart:
-    after `rollback` the input is read again under higher epochs, so its rows come once more; and a root that was put
-    back from an older copy of itself has its id and uses epochs again, so set another `txnAppId` yourself then.
+    epoch of its source: a table that knows only the epoch takes their rows for a repetition and drops them. Two cases
+    `info.writer` does not tell apart: after `rollback` the input is read again under higher epochs, so its rows come
+    once more; and a root that was put back from an older copy of itself has its id and uses epochs again, so set
+    another `txnAppId` yourself then (`DeltaSink` asks the table, and goes on above).
 
     Behind an aggregate in complete mode an epoch's output is the whole table, in the query's order, to be put in the
     place of the one before. The function is called for each epoch that computes the table, also if it has no rows, and
     for no other epoch.
 
     Args:
-        function: gets the epoch's output rows and the epoch's number.
+        function: gets the epoch's output rows and the epoch's number; and an `EpochInfo`, if it takes a third argument.
         empty_epochs: call it for epochs without output rows too, with an empty frame, as Spark's `foreachBatch` does:
             for actions of every epoch (a heartbeat, a watermark in a table). Each such epoch stages a small file.
 
     Example:
-        def append(df, epoch):
-            options = {"txnAppId": job.root_id(), "txnVersion": epoch}
+        def append(df, epoch, info):
+            options = {"txnAppId": info.writer, "txnVersion": epoch}
             df.write.format("delta").mode("append").options(**options).save("/data/out")
 
         .write(foreach_epoch(append))

@@ -44,6 +44,7 @@ class SinkSpec:
     Attributes:
         empty_epochs: the sink is called for epochs without rows too: the driver stages a file without rows.
         partition_by: columns whose values name the folder of a row's file.
+        job, root_id: whose output it is, for sinks that say so to their target.
     """
 
     name: str
@@ -54,6 +55,8 @@ class SinkSpec:
     epoch_column: str | None = None
     empty_epochs: bool = False
     partition_by: tuple[str, ...] = ()
+    job: str = ""
+    root_id: str = ""
 
     def store(self) -> Store:
         """Return the store that contains the `staged` and `final` paths."""

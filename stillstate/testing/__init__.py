@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stillstate.testing.job_tester import JobTester
     from stillstate.testing.processor_tester import ProcessorTester
+    from stillstate.testing.sink_contract import check_sink
 
-__all__ = ["JobTester", "ProcessorTester"]
+__all__ = ["JobTester", "ProcessorTester", "check_sink"]
 
 _HOMES = {
     "JobTester": "stillstate.testing.job_tester",
     "ProcessorTester": "stillstate.testing.processor_tester",
+    "check_sink": "stillstate.testing.sink_contract",
 }
 
 

@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def jobs() -> Iterator[tuple[str, str]]:
     """Every Python block of README and the two guides that builds a whole job, with the heading it stands under; but for
     the job that `stillstate init` writes, which tests/test_readme.py runs with its input."""
-    text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/from-sql.md"))
+    text = "".join(
+        (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/from-sql.md", "docs/delta.md")
+    )
     heading = ""
     for part in re.split(r"^(## [^\n]*|```python\n.*?^```)$", text, flags=re.MULTILINE | re.DOTALL):
         if part.startswith("## "):

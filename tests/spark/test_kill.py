@@ -16,7 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.faults import INTERVAL_KILL_POINTS, KILL_POINTS, RESTORE_KILL_POINTS, RETENTION_KILL_POINTS
+from state_runtime.base.faults import (
+    DELTA_KILL_POINTS,
+    INTERVAL_KILL_POINTS,
+    KILL_POINTS,
+    RESTORE_KILL_POINTS,
+    RETENTION_KILL_POINTS,
+)
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.settings import JobSettings, RetentionSettings
 from state_runtime.maintenance.retention.background import checkpoints_in_a_round
@@ -26,7 +32,7 @@ from state_runtime.store import open_store
 
 from ..conftest import ROOT
 from .branches import write_input as write_orders
-from .jobs import assert_equals_batch, write_input
+from .jobs import assert_delta_equals_batch, assert_equals_batch, write_input
 from .plain_queries import write_rows
 from .test_joins import check
 
@@ -120,6 +126,28 @@ def test_every_crash_of_a_job_with_several_sources_and_joins_is_repaired_by_one_
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
     check(spark, tmp_path, "left-outer")
+
+
+def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Appended rows and merged ones, whatever of an epoch was in the table when its driver died."""
+    files = 0
+    points = [
+        *KILL_POINTS[-5:],
+        *(f"{point}:{passage}" for point in DELTA_KILL_POINTS for passage in (1, 2, 3)),
+    ]
+    for number, point in enumerate(p for p in points if p != "one-file-published"):
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
+        drivers.append(Driver(tmp_path, "--delta", "parallelism=3", kill_at=kill_at))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, "--delta"))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_delta_equals_batch(spark, tmp_path)
 
 
 def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(

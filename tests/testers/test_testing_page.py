@@ -19,10 +19,17 @@ FILES = re.findall(
 @pytest.mark.parametrize("spark_too", [False, pytest.param(True, marks=pytest.mark.spark)], ids=["processors", "jobs"])
 def test_the_tests_of_the_testing_page_pass(tmp_path: Path, spark_too: bool) -> None:
     """Those of processors without Java."""
-    assert {name for name, _ in FILES} == {"clicks.py", "test_clicks.py", "test_rated.py", "shop.py", "test_shop.py"}
+    assert {name for name, _ in FILES} == {
+        "clicks.py",
+        "test_clicks.py",
+        "test_rated.py",
+        "shop.py",
+        "test_shop.py",
+        "test_sink.py",
+    }
     for name, text in FILES:
         (tmp_path / name).write_text(text)
-    chosen = ["test_shop.py"] if spark_too else ["test_clicks.py", "test_rated.py"]
+    chosen = ["test_shop.py"] if spark_too else ["test_clicks.py", "test_rated.py", "test_sink.py"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

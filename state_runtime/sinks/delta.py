@@ -1,0 +1,244 @@
+"""A sink into a Delta table, exactly once: the epoch is in the same transaction as its rows.
+
+Tasks stage Parquet files below the table's `_stillstate/` folder, as for `ParquetSink`. After the manifest they get
+their final names in the table's folder, and one commit makes them part of it (append), or their rows are merged by key.
+See docs/delta.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from state_runtime.base import faults
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
+from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.partitions import check_partition_columns
+from state_runtime.pipeline.sinks import Sink, move_all, stager_of
+from state_runtime.pipeline.staging import SinkSpec
+from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
+from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.store import Store, shared_store
+
+__all__ = ["DeltaSink"]
+
+_AT_A_TIME = 16
+
+
+class DeltaSink(Sink):
+    """A Delta table, exactly once.
+
+    Each epoch is one transaction, which also says the job's root, the sink and the epoch: a repetition after a crash,
+    and a driver that was thought dead, are seen in the table itself. The table is made if it is not there. Other
+    writers may write to it.
+
+    Args:
+        table: path or URL of the table.
+        merge_on: key columns. Rows take the place of rows with equal keys (null equals null), of an epoch's rows with
+            equal keys the last one: for output in update mode the table has the newest row of each key. None: rows are
+            appended.
+        remove_where: with `merge_on`, a boolean column: where it is true the row with that key is removed. The column
+            itself is not in the table.
+        partition_by: columns by whose values the table is partitioned, if it is made.
+        new_columns: what happens if the rows have columns that the table lacks: "refuse" the start, or "add" them.
+        epoch_column: name of an added column with the epoch's number; None adds none.
+        storage_options: for fsspec, by which tasks stage; never stored.
+        delta_options: for deltalake's own access to the store; by default it finds credentials in the environment.
+
+    Example:
+        .write(DeltaSink("/lake/orders_by_customer", merge_on=["customer"]))
+    """
+
+    may_have_python: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        merge_on: Sequence[str] | None = None,
+        remove_where: str = "",
+        partition_by: Sequence[str] = (),
+        new_columns: Literal["refuse", "add"] = "refuse",
+        epoch_column: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        delta_options: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not table:
+            raise InvalidConfiguration("DeltaSink needs a table; give it a path or a URL")
+        self.table = str(table)
+        self.merge_on = (merge_on,) if isinstance(merge_on, str) else tuple(merge_on or ())
+        self.remove_where = remove_where
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.new_columns = new_columns
+        self.epoch_column = epoch_column
+        if new_columns not in ("refuse", "add"):
+            raise InvalidConfiguration(f"DeltaSink: new_columns={new_columns!r} must be refuse or add")
+        if remove_where and not self.merge_on:
+            raise InvalidConfiguration(f"DeltaSink: remove_where={remove_where!r} needs merge_on, the key of what goes")
+        self._storage_options = dict(storage_options or {})
+        self._log = DeltaLog(self.table, delta_options, clock)
+        self._rows = pa.schema([])
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({self._store().url!r})"
+
+    def _store(self) -> Store:
+        return shared_store(self.table, self._storage_options)
+
+    def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
+        """See `Sink.spec`. Rows that are merged are staged without folders and are no files of the table."""
+        owner = f"{job_name}-{job_uid[:8]}-{name}"
+        return SinkSpec(
+            name=name,
+            store_url=self.table,
+            storage_options=self._storage_options,
+            staging_prefix=f"_stillstate/staging/{owner}",
+            final_prefix="" if self.merge_on else f"part-{owner}-",
+            epoch_column=self.epoch_column,
+            partition_by=() if self.merge_on else self.partition_by,
+        )
+
+    def check(self, schema: pa.Schema, where: str) -> None:
+        """See `Sink.check`."""
+        self._rows = schema
+        check_columns(schema, self.epoch_column, where)
+        check_partition_columns(self.partition_by, schema, where)
+        for name in (*self.merge_on, *([self.remove_where] if self.remove_where else [])):
+            if name not in schema.names:
+                raise InvalidPipeline(f"{where}: there is no column {name!r}; it has {', '.join(schema.names)}")
+        if self.remove_where and not pa.types.is_boolean(schema.field(self.remove_where).type):
+            raise InvalidPipeline(
+                f"{where}: remove_where needs a boolean column, and {self.remove_where!r} is "
+                f"{schema.field(self.remove_where).type}; make one in a transform"
+            )
+
+    def layout(self, schema: pa.Schema) -> OutputLayout:
+        """See `Sink.layout`."""
+        return OutputLayout(self._store().url, self._columns(schema), self.partition_by)
+
+    def _columns(self, schema: pa.Schema) -> pa.Schema:
+        """Return the table's columns for such rows."""
+        kept = [field.with_nullable(True) for field in schema if field.name != self.remove_where]
+        if self.epoch_column and self.epoch_column not in schema.names:
+            kept.append(pa.field(self.epoch_column, pa.int64()))
+        return pa.schema(kept)
+
+    def check_place(self, layout: OutputLayout, pending: Sequence[StagedFile], where: str) -> None:
+        """See `Sink.check_place`: the table's schema is compared, before anything is written."""
+        found = self._log.schema()
+        if found is None:
+            if any(name.endswith(".parquet") or "=" in name for name in self._store().list_names("")):
+                raise InvalidPipeline(
+                    f"{where}: {self.table} has Parquet files and is no Delta table: they would not be part of the one "
+                    "that the sink makes. Give it a folder of its own, or convert the old one "
+                    "(deltalake.convert_to_deltalake)"
+                )
+            return
+        columns, partition_by = found
+        there = OutputLayout(layout.place, columns, partition_by)
+        what = difference(
+            there, layout if self.partition_by else OutputLayout(layout.place, layout.columns, partition_by)
+        )
+        missing = [name for name in layout.columns.names if name not in columns.names]
+        if not what and missing and self.new_columns == "refuse":
+            what = f'it has no column {", ".join(missing)}; let the sink add what is missing with new_columns="add"'
+        if what:
+            raise InvalidPipeline(f"{where}: the Delta table {self.table} has other rows: {what}. Nothing was changed")
+
+    def own(self, spec: SinkSpec, claimant: Claimant) -> int:
+        """See `Sink.own`: one job root stages below `staging_prefix`, see pipeline/output_owner.py."""
+        return own_output(spec.store(), spec.staging_prefix, claimant).since_term
+
+    def newest_published_epoch(self, spec: SinkSpec) -> int:
+        """See `Sink.newest_published_epoch`: what the table's log says of this root and sink."""
+        return self._log.version_of(_writer(spec.staging_prefix.rpartition("/")[2]))
+
+    def publish(self, spec: SinkSpec, output: StagedOutput, spark: object) -> None:
+        """Commit an epoch to the table, unless the table says that it has it.
+
+        Raises:
+            MissingFile: a staged file is gone, and the table does not have the epoch.
+            StoreUnavailable: the table took no commit.
+        """
+        if not output.files:
+            return
+        writer = _writer(stager_of(output.files[0]))
+        if self._log.version_of(writer) >= output.epoch:
+            return
+        if self.merge_on:
+            self._merge(spec, output, writer)
+        else:
+            self._append(spec, output, writer)
+        faults.reach("delta-committed")
+
+    def _append(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
+        store = spec.store()
+        self._make_table()  # before any file lies there: a folder with Parquet files and no log is somebody else's
+        missing = move_all(store, output.files)
+        if missing is not None:
+            raise self._lost(spec, output, missing)
+        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="delta") as pool:
+            files = list(pool.map(partial(_data_file, store), output.files))
+        faults.reach("delta-moved")
+        self._log.append(writer, output.epoch, files)
+
+    def _merge(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
+        store = spec.store()
+        try:
+            tables = [pq.read_table(pa.BufferReader(store.read(f.staged, f.bytes))) for f in output.files]
+        except FileNotFoundError as error:
+            raise self._lost(spec, output, output.files[0]) from error
+        rows = last_of_each(pa.concat_tables(tables), self.merge_on)
+        removed = None
+        if self.remove_where:
+            gone = pc.fill_null(rows[self.remove_where], False)
+            rows = rows.drop_columns([self.remove_where])
+            removed, rows = rows.filter(gone), rows.filter(pc.invert(gone))
+        self._make_table()
+        self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
+
+    def _make_table(self) -> None:
+        columns = self._columns(self._rows)
+        self._log.create(columns, self.partition_by)
+        if self.new_columns == "add":
+            self._log.add_columns(list(columns))
+
+    def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
+        return MissingFile(
+            f"sink {spec.name!r}: the snapshot names {file.staged} in {self.table}, which is gone, and the Delta table "
+            f"does not have epoch {output.epoch}. Restore the file if it was removed. If it is lost, go back to the "
+            "snapshot before (--from-snapshot): the input since then is read again, and its output is written again "
+            "under higher epoch numbers"
+        )
+
+    def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
+        """Delete the staged rows of a merge, which no repetition needs any more."""
+        if self.merge_on:
+            for file in output.files:
+                spec.store().delete(file.staged)
+
+
+def last_of_each(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return of rows with equal keys the last one, in their order."""
+    numbered = rows.append_column("__stillstate_row", pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(list(keys)).aggregate([("__stillstate_row", "max")])["__stillstate_row_max"]
+    return rows.take(pa.array(np.sort(last.to_numpy())))
+
+
+def _writer(stager: str) -> str:
+    return f"stillstate/{stager}"
+
+
+def _data_file(store: Store, file: StagedFile) -> DataFile:
+    metadata = pq.read_metadata(pa.BufferReader(footer_of(store, file.final, file.bytes)))
+    return DataFile(file.final, file.bytes, statistics_of(metadata))
