@@ -261,9 +261,9 @@ def test_a_defs_yaml_mounts_a_file(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['north', 'south']"
 
 
-def test_readmes_definitions_load_as_printed_beside_packages_with_our_folders_names(tmp_path: Path) -> None:
+def test_the_guides_definitions_load_as_printed_beside_packages_with_our_folders_names(tmp_path: Path) -> None:
     """Dagster loads a file from the folder it was started in, where a project has its own `assets` and `orchestration`."""
-    text = (ROOT / "README.md").read_text().split("\n## In a Dagster of your own\n")[1]
+    text = (ROOT / "docs/guide.md").read_text().split("\n### In a Dagster of your own\n")[1]
     (block,) = re.findall(r"```python\n(.*?)```", text.split("\n## ")[0], re.S)
     (tmp_path / "definitions.py").write_text(block)
     write_team(tmp_path / "streams", "legs")
