@@ -65,6 +65,14 @@ def test_files_and_commands_of_a_page_are_told_apart() -> None:
     assert [each for each in found if each.file] == [Block("x.py", "# x.py\nf()\n")]
 
 
+@pytest.mark.parametrize("page", ["tutorial.md", "how-to.md"])
+def test_each_block_of_code_on_these_pages_is_one_that_a_test_runs(page: str) -> None:
+    """A fenced block is a file with a name: another one would be printed and never tried."""
+    text = (DOCS / page).read_text()
+    fences = re.findall(r"^```\w+$", text, re.MULTILINE)
+    assert len(fences) == len([each for each in blocks(text) if each.file]) > 2
+
+
 # --- typed ---------------------------------------------------------------------------------------------------------
 
 
