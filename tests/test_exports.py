@@ -120,6 +120,14 @@ def test_the_page_of_errors_is_made_from_the_tree_and_has_every_class() -> None:
     assert named == {name: str(cls.exit_code) for name, cls in classes.items()}
 
 
+def test_the_reference_has_every_public_name() -> None:
+    """Made of the docstrings by `make docs`; errors have a page of their own."""
+    import stillstate
+
+    shown = re.findall(r"^::: stillstate\.(\w+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    assert sorted([*shown, "errors"]) == sorted(stillstate.__all__)
+
+
 LOOKING = (
     "state_runtime",
     "state_runtime.base.errors",
