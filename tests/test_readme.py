@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -24,6 +25,39 @@ def test_the_readme_is_read_in_two_minutes_and_soon_says_what_cannot_be_done() -
     assert len(README.encode()) <= README_BYTES_MAX
     (line,) = [n for n, text in enumerate(README.split("\n")) if text.startswith("**What it cannot do.**")]
     assert line < FIRST_SCREEN_LINES
+
+
+FIGURES = {
+    "`StatefulProcessor`, rows, value state": [("engine", "value: value state, rows: rows", 1)],
+    "aggregate over 2 M keys, against the JVM's": [("engine", "aggregate: aggregate, 2 M keys: rows", 1)],
+    "a trigger of 1,000 rows, durable checkpoint included": [
+        ("main", "d: 1,000 rows a batch, JVM aggregation: trigger", 1)
+    ],
+    "a checkpoint at 5 M keys, p50 / p99.9": [
+        ("checkpoint", "value: checkpoint p50, on / spark", 1),
+        ("checkpoint", "value: checkpoint p99.9, on / spark", 1),
+    ],
+    "restart of 5 M keys from the store, warm process, to the first durable checkpoint": [
+        ("recovery", "to the first checkpoint: from primary, on / spark", 1000)
+    ],
+}
+"""Each row of README's table: results, figure, and how many of the result's units are one of the table's."""
+
+
+def test_the_readmes_figures_are_those_that_were_measured() -> None:
+    """Rounded as the table shows them, and no other row."""
+    table = README.split("\n## Five figures\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
+    assert [name for name, _, _ in rows] == list(FIGURES)
+    for name, ours, peer in rows:
+        shown = [re.findall(r"[\d,]+(?:\.\d+)?", cell) for cell in (ours, peer)]
+        for place, (file, figure, units) in enumerate(FIGURES[name]):
+            results = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+            (found,) = [each for each in results["figures"] if each["figure"] == figure]
+            for engine, told in zip(("ours", "peer"), shown, strict=True):
+                number = told[place].replace(",", "")
+                digit = 10 ** -len(number.partition(".")[2])
+                assert abs(float(number) - found[engine] / units) <= digit / 2 + 1e-9, f"{name}: {engine}"
 
 
 @pytest.mark.long
