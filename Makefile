@@ -196,8 +196,26 @@ format: setup ## Format the code
 	$(BIN)/ruff format .
 
 .PHONY: reference
-reference: setup ## Write docs/settings.md anew (after changing a setting)
+reference: setup ## Write docs/settings.md and docs/errors.md anew (after changing a setting or an error)
 	$(BIN)/python -m stillstate.orchestration.config.reference
+
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
+# The site is made from the text of documents and docstrings: neither PySpark nor Dagster is installed for it.
+$(DOCS_READY): setup.cfg constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(PYTHON) -c 'import configparser; c = configparser.ConfigParser(); c.read("setup.cfg"); print(c["options.extras_require"]["docs"])' > $(DOCS_VENV)/docs.txt
+	$(DOCS_VENV)/bin/python -m pip install --quiet -c constraints.txt -r $(DOCS_VENV)/docs.txt
+	@touch $(DOCS_READY)
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs
+.PHONY: docs
+docs: $(DOCS_READY) ## Build the documentation into .site/; fails on a link, an anchor or a page of the navigation that is not there
+	$(MKDOCS) build --strict
+
+.PHONY: docs-serve
+docs-serve: $(DOCS_READY) ## Show the documentation on loopback while you write it
+	$(MKDOCS) serve
 
 .PHONY: lock
 lock: ## Write the installed versions to constraints.txt (after changing dependencies in setup.cfg)
@@ -276,4 +294,4 @@ bench-flink: setup $(FLINK_READY) ## Five NEXMark queries beside Flink's SQL (an
 
 .PHONY: clean
 clean: ## Remove what tests and the demo left (not the virtual environment)
-	rm -rf .demo .demo-check .browser .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse
+	rm -rf .demo .demo-check .browser .site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse

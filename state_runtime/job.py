@@ -164,7 +164,7 @@ class StreamingJob:
         return Catalog(self._store, self.name, self._clock).job_info().uid
 
     def read(self, source: Source, *, name: str = "", idle_after: str | None = None, was: str | None = None) -> Stream:
-        """Begin a pipeline with any Spark stream: a streaming DataFrame, or a function that makes one.
+        """Begin a pipeline with a Spark stream that keeps no state: a streaming DataFrame, or a function of a session.
 
         A job may read several sources, each by a read() with a name; `Stream.union` brings them together. An operator's
         watermark is the lowest of the sources that its rows come from.

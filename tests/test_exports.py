@@ -122,6 +122,26 @@ def test_the_documentation_has_the_exit_code_of_each_error() -> None:
     assert [cls.exit_code for cls, _ in named] == [code for _, code in named]
 
 
+def test_the_page_of_errors_is_made_from_the_tree_and_has_every_class() -> None:
+    """After a change of an error: `make reference`. A class without advice of its own has that of its branch."""
+    from state_runtime.base import errors
+    from stillstate.orchestration.config.reference import errors_page
+
+    text = (ROOT / "docs/errors.md").read_text()
+    assert text == errors_page()
+    named = dict(re.findall(r"^\| `(\w+)` \| .*? \| (\d) \| ", text, re.MULTILINE))
+    classes = {name: getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert named == {name: str(cls.exit_code) for name, cls in classes.items()}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Made of the docstrings by `make docs`; errors have a page of their own."""
+    import stillstate
+
+    shown = re.findall(r"^::: stillstate\.(\w+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    assert sorted([*shown, "errors"]) == sorted(stillstate.__all__)
+
+
 LOOKING = (
     "stillstate",
     "stillstate.errors",

@@ -1,162 +1,103 @@
-"""README's blocks, as they are printed, typed into an empty folder one after the other."""
+"""README is short, and its query is run, killed and started again as it stands there."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import signal
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
-from stillstate.orchestration.starter.folder import WRITTEN, text_of
-from tests.s3_server import CountingServer
+from tests.typed import ROOT, Shell, blocks
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-SECTION = README.split("\n## A job\n")[1].split("\n## ")[0]
-
-NEEDS_ANOTHER_SYSTEM = ("stillstate import-spark",)
-"""A stopped query of Spark; tests/state_runtime/importing has those."""
-COMMAND_S_MAX = 240.0
+README_BYTES_MAX = 7000
+FIRST_SCREEN_LINES = 30
+ROWS_OF_A_BATCH = 100
 
 
-def commands() -> list[str]:
-    """The lines of the section's indented blocks, without their comments, in order."""
-    text = re.sub(r"^```.*?^```$", "", SECTION, flags=re.MULTILINE | re.DOTALL)
-    return [re.split(r"\s+#", line.strip())[0] for line in text.split("\n") if line.startswith("    ")]
+def test_the_readme_is_read_in_two_minutes_and_soon_says_what_cannot_be_done() -> None:
+    """Measurements go to benchmarks/README.md, and how something is done to the pages of docs/."""
+    assert len(README.encode()) <= README_BYTES_MAX
+    (line,) = [n for n, text in enumerate(README.split("\n")) if text.startswith("**What it cannot do.**")]
+    assert line < FIRST_SCREEN_LINES
 
 
-def block(language: str) -> str:
-    """The section's one block of a language."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+FIGURES = {
+    "`StatefulProcessor`, rows, value state": [("engine", "value: value state, rows: rows", 1)],
+    "aggregate over 2 M keys, against the JVM's": [("engine", "aggregate: aggregate, 2 M keys: rows", 1)],
+    "a trigger of 1,000 rows, durable checkpoint included": [
+        ("main", "d: 1,000 rows a batch, JVM aggregation: trigger", 1)
+    ],
+    "a checkpoint at 5 M keys, p50 / p99.9": [
+        ("checkpoint", "value: checkpoint p50, on / spark", 1),
+        ("checkpoint", "value: checkpoint p99.9, on / spark", 1),
+    ],
+    "restart of 5 M keys from the store, warm process, to the first durable checkpoint": [
+        ("recovery", "to the first checkpoint: from primary, on / spark", 1000)
+    ],
+}
+"""Each row of README's table: results, figure, and how many of the result's units are one of the table's."""
 
 
-def test_init_writes_the_very_files_that_the_readme_shows() -> None:
-    assert block("python") == text_of("flights_job.py.txt")
-    assert block("yaml") == text_of("stillstate.yaml")
-
-
-def test_all_that_init_writes_is_packaged() -> None:
-    folder = ROOT / "orchestration" / "starter" / "files"
-    assert {path.name for path in folder.iterdir()} == set(WRITTEN.values())
-
-
-class Shell:
-    """Types commands; `stillstate` and `python` are this environment's."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder = folder
-        self.environment = environment
-
-    def words(self, command: str) -> list[str]:
-        first, *rest = shlex.split(command)
-        return [sys.executable, *(["-m", "stillstate.orchestration.cli"] if first == "stillstate" else []), *rest]
-
-    def run(self, command: str) -> str:
-        """Its output; it must succeed."""
-        ended = subprocess.run(
-            self.words(command),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S_MAX,
-            stdin=subprocess.DEVNULL,
-        )
-        assert ended.returncode == 0, (
-            f"{command}: exit code {ended.returncode}\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
-        )
-        return ended.stdout
-
-    def run_until(self, command: str, done: Callable[[str], bool]) -> None:
-        """Start it, wait until it has done something, send what Ctrl-C sends; it must end as if nothing had failed."""
-        log = self.folder.parent / "typed.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                self.words(command),
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        try:
-            wait_until(lambda: done(log.read_text()) or process.poll() is not None)
-            assert process.poll() is None, f"{command}: ended by itself\n{log.read_text()[-3000:]}"
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(COMMAND_S_MAX) == 0, f"{command}: ended badly\n{log.read_text()[-3000:]}"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-@retry(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(COMMAND_S_MAX), wait=wait_fixed(0.5))
-def wait_until(done: Callable[[], bool]) -> bool:
-    return done()
-
-
-def has_loaded(typed: str) -> bool:
-    """Whether the page that Dagster's command named shows both jobs."""
-    found = re.search(r"Its page: (http://\S+)", typed)
-    if found is None:
-        return False
-    query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
-    request = urllib.request.Request(f"{found[1]}/graphql", query, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=15) as response:
-            nodes = json.loads(response.read())["data"]["assetNodes"]
-    except OSError:
-        return False
-    paths = {tuple(node["assetKey"]["path"]) for node in nodes}
-    return {("legs", "stream"), ("legs2", "stream")} <= paths
+def test_the_readmes_figures_are_those_that_were_measured() -> None:
+    """Rounded as the table shows them, and no other row."""
+    table = README.split("\n## Five figures\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
+    assert [name for name, _, _ in rows] == list(FIGURES)
+    for name, ours, peer in rows:
+        shown = [re.findall(r"[\d,]+(?:\.\d+)?", cell) for cell in (ours, peer)]
+        for place, (file, figure, units) in enumerate(FIGURES[name]):
+            results = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+            (found,) = [each for each in results["figures"] if each["figure"] == figure]
+            for engine, told in zip(("ours", "peer"), shown, strict=True):
+                number = told[place].replace(",", "")
+                digit = 10 ** -len(number.partition(".")[2])
+                assert abs(float(number) - found[engine] / units) <= digit / 2 + 1e-9, f"{name}: {engine}"
 
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_readmes_commands_do_what_they_say_in_an_empty_folder(tmp_path: Path) -> None:
-    with CountingServer(bucket="archive") as server:
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("STILLSTATE_CONFIG", "DAGSTER_HOME")},
-            "AWS_ENDPOINT_URL": server.endpoint,
-            "AWS_ACCESS_KEY_ID": server.options["key"],
-            "AWS_SECRET_ACCESS_KEY": server.options["secret"],
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "PYTHONPATH": str(ROOT),
-        }
-        shell = Shell(tmp_path, environment)
-        store = tmp_path / "flights" / "state" / "legs"
-        done = {
-            "stillstate run legs": lambda typed: len(list(store.glob("snapshots/*/manifest.json"))) > 1,
-            "stillstate dagster": has_loaded,
-        }
-        try:
-            for command in commands():
-                if command.startswith("cd "):
-                    shell.folder = shell.folder / command.removeprefix("cd ")
-                elif command in done:
-                    shell.run_until(command, done[command])
-                elif not command.startswith(NEEDS_ANOTHER_SYSTEM):
-                    shell.run(command)
-        finally:
-            subprocess.run(shell.words("stillstate stop legs"), cwd=shell.folder, env=environment, check=False)
-    catalog = Catalog(open_store(str(tmp_path / "flights" / "state"), {}), "legs2")
-    newest = catalog.manifest(max(catalog.snapshot_ids()))
-    assert newest.progress is not None
-    assert newest.progress.state_rows > 0  # what the savepoint brought: it had read all input
-    assert pq.read_table(tmp_path / "flights" / "out" / "legs").num_rows == 3 * 1000 + 5 * 200
-    assert (tmp_path / "flights" / "archive" / "legs").is_dir()
+def test_the_readmes_query_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """The file as printed, by Python alone: no row is counted twice, and none is left out."""
+    shell = Shell(tmp_path)
+    (file,) = [each for each in blocks(README) if each.file]
+    shell.write(file)
+    store = tmp_path / "state" / "per-shop"
+
+    def ids() -> list[int]:
+        return [int(path.parent.name) for path in store.glob("snapshots/*/manifest.json")]
+
+    shell.run_until(f"python {file.file}", lambda _: len(ids()) > 2, signal.SIGKILL)
+    before = max(ids())
+    # The first manifest of the new run fences the old one; the second holds an epoch.
+    shell.run_until(f"python {file.file}", lambda _: max(ids()) >= before + 3, signal.SIGKILL)
+
+    catalog = Catalog(open_store(str(tmp_path / "state"), {}), "per-shop")
+    assert catalog.manifest(max(catalog.snapshot_ids())).term == 2
+    # Killed while it published, too: what counts are the epochs that the sink's commit log has.
+    committed = {int(entry.stem) for entry in (tmp_path / "out" / "_stillstate" / "commits").glob("*/*.json")}
+    rows = [row for file in (tmp_path / "out").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    newest: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in rows:
+        if row["epoch"] in committed:
+            place = (str(row["window"]), row["shop"])
+            newest[place] = max(newest.get(place, (0, 0)), (row["epoch"], row["count"]))
+    epochs = {row["epoch"] for row in rows} & committed
+    assert max(epochs) > before
+    assert sum(count for _, count in newest.values()) == ROWS_OF_A_BATCH * len(epochs)
+
+
+def test_the_readme_imports_only_what_is_exported() -> None:
+    """One package is all that a reader imports."""
+    import stillstate
+
+    named = {
+        name for line in re.findall(r"^from stillstate import (.*)$", README, re.MULTILINE) for name in line.split(", ")
+    }
+    assert named <= set(stillstate.__all__)
+    assert "from state_runtime" not in README

@@ -1,11 +1,12 @@
-"""The reference of `stillstate.yaml` for people and editors, made from its models: the JSON schema of `stillstate
-schema`, and docs/settings.md (`make reference`)."""
+"""The reference for people and editors, made from the code: of `stillstate.yaml` the JSON schema of `stillstate schema`
+and docs/settings.md, of errors docs/errors.md (`make reference`)."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from state_runtime.base import errors
 from state_runtime.base.settings import SettingsGroup, groups_of
 from stillstate.orchestration.config.spec import JobSpec, Spec
 
-__all__ = ["SCHEMA_NAME", "groups_below", "json_schema", "page", "schema_text"]
+__all__ = ["SCHEMA_NAME", "errors_page", "groups_below", "json_schema", "page", "schema_text"]
 
 SCHEMA_NAME: Final = "stillstate.schema.json"
 """The file that `stillstate init` writes beside `stillstate.yaml`, which names it in its first line."""
@@ -32,6 +34,16 @@ bounds is refused when the file is read, with file and line. Keys of a job may s
 In Python, the settings of the runtime have the same names, groups and bounds, in `state_runtime.base.settings`:
 `JobSettings(parallelism=4, checkpoint=CheckpointSettings(interval_s=60))`. No setting of the runtime changes a result,
 and each may be changed at any restart. [Operations](operations.md) says when to change which.
+"""
+_ERRORS_BEGINNING: Final = """# Errors
+
+Every error that Stillstate raises on purpose, made from `state_runtime/base/errors.py` by `make reference`. In Python
+they are in `stillstate.errors`; a command ends with the exit code, and the heartbeat of a run that failed has the
+error. A message says what happened, where, and what to do next. [The same by what you
+see](operations.md#what-it-says-and-what-to-do), and [who brings a job back after which](operations.md#recovery).
+
+Exit code 0 is success. Errors below one another are caught together: `except errors.Invalid` catches all of code 2.
+
 """
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -80,13 +92,38 @@ def page() -> str:
     return "\n".join(sections)
 
 
+def errors_page() -> str:
+    """Return docs/errors.md."""
+    codes = [
+        f"| {error.exit_code} | `{error.__name__}` | {error.help} | {'no' if error.is_final else 'yes'} |"
+        for error in errors.REACTIONS
+        if error is not errors.StoreRefused
+    ]
+    rows = [
+        f"| `{error.__name__}` | {', '.join(f'`{base.__name__}`' for base in error.__bases__ if base is not Exception)}"
+        f" | {error.exit_code} | {_text(error)} | {error.mend} |"
+        for error in (getattr(errors, name) for name in _in_order_of_the_tree())
+    ]
+    table = ["| exit code | error | meaning | started again in place |", "|---|---|---|---|", *codes]
+    classes = ["| error | is a | exit code | what happened | what to do |", "|---|---|---|---|---|", *rows]
+    return _ERRORS_BEGINNING + "\n".join(["## Exit codes", "", *table, "", "## Classes", "", *classes, ""])
+
+
+def _in_order_of_the_tree() -> list[str]:
+    """Return the names of the errors as the docstring of their module draws them, from above."""
+    drawn = re.findall(r"^ +[│├└─ ]*(\w+)", errors.__doc__ or "", re.MULTILINE)
+    return [name for name in drawn if isinstance(getattr(errors, name, None), type)]
+
+
 def _definition(schema: dict[str, Any], group: type[SettingsGroup]) -> dict[str, Any]:
     found: dict[str, Any] = schema if group is Spec else schema["$defs"][group.__name__]
     return found
 
 
-def _text(group: type[SettingsGroup]) -> str:
-    return (inspect.getdoc(group) or "").replace("\n", " ")
+def _text(described: type) -> str:
+    """Return a class's docstring as one line, without its sections."""
+    told = (inspect.getdoc(described) or "").split("\n\nAttributes:")[0]
+    return " ".join(told.split())
 
 
 def _texts(group: type[SettingsGroup]) -> dict[str, str]:
@@ -134,4 +171,6 @@ def _number(name: str, value: float) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).resolve().parents[2] / "docs" / "settings.md").write_text(page(), encoding="utf-8")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    (docs / "settings.md").write_text(page(), encoding="utf-8")
+    (docs / "errors.md").write_text(errors_page(), encoding="utf-8")

@@ -90,19 +90,21 @@ __all__ = [
 
 
 class StillstateError(Exception):
-    """Root of the tree. `REACTIONS` below is the table of the differences between its branches.
+    """What nobody foresaw; and the root of the tree, of which every error is one.
 
     Attributes:
         exit_code: exit code of the command line.
         kind: the stable name of the reaction.
         is_final: the same start would end the same way, or the job is another run's: it is not started again in place.
         help: of the exit code, for people.
+        mend: what the reader does about it; docs/errors.md is made of it and of the docstrings.
     """
 
     exit_code: ClassVar[int] = 1
     kind: ClassVar[str] = "internal"
     is_final: ClassVar[bool] = False
     help: ClassVar[str] = "unforeseen (a bug, or a driver that was killed)"
+    mend: ClassVar[str] = "start the job again; if it repeats, report it with the log"
 
 
 class ChangesPending(StillstateError):
@@ -111,6 +113,8 @@ class ChangesPending(StillstateError):
     Never leaves the driver: it writes them to a segment and runs the epoch's action once more.
     """
 
+    mend = "nothing: the driver does it"
+
 
 class TooMuchForOneTask(StillstateError):
     """A task that has the rows of all shards got too many of them, or takes too long.
@@ -118,10 +122,14 @@ class TooMuchForOneTask(StillstateError):
     Never leaves the driver: it runs the epoch's action once more, with a task for each shard.
     """
 
+    mend = "nothing: the driver does it"
+
 
 class ProcessEnded(StillstateError):
     """A process in which Spark works for this run ended: Java, or one of its Python workers. After a signal that asked
     the run to stop, this is part of the stop: a signal to a whole group or service reaches those processes too."""
+
+    mend = "start the job again; if it repeats, less memory for Java (`spark.driver.memory`) or more in the machine"
 
 
 class Invalid(StillstateError, ValueError):
@@ -131,51 +139,77 @@ class Invalid(StillstateError, ValueError):
     kind = "invalid"
     is_final = True
     help = "invalid call, configuration or data: fix it"
+    mend = "put right what the message names, and call again"
 
 
 class InvalidConfiguration(Invalid):
     """`stillstate.yaml`, a setting or an entry point is malformed or missing."""
 
+    mend = "the message has file, line and key: correct it"
+
 
 class InvalidPipeline(Invalid):
     """The pipeline cannot be built: a missing key column, a missing uid, a repeated name."""
+
+    mend = "the message names operator and column: correct the code; nothing was written"
 
 
 class InvalidData(Invalid):
     """A row or a state value does not fit the schema that was declared for it."""
 
+    mend = (
+        "let the code take such rows (`try_cast`, a filter), or put the input right, and start: the epoch "
+        "was not committed"
+    )
+
 
 class JobNotFound(Invalid):
     """There is no job root of that name on the store."""
+
+    mend = "check the name and the store; `stillstate jobs` lists the jobs of a file"
 
 
 class JobRootMismatch(Invalid):
     """The folder on the store belongs to another job, or the local data to another store."""
 
+    mend = "give the job another name or store, or the local data another folder (`local_dir`)"
+
 
 class MissingSnapshot(Invalid):
     """No snapshot with that id; the message names the newest ones that exist."""
 
+    mend = "name one of those that exist: `stillstate snapshots JOB`"
+
 
 class SnapshotExpired(MissingSnapshot):
     """The snapshot is expired: deleted on request, or by retention. No part of it is read."""
+
+    mend = "choose a newer one; `stillstate pin` keeps what is still to be read"
 
 
 class MissingSource(Invalid):
     """The next input of the job does not exist: a topic, a partition, offsets, a file or a folder. A restart gets the
     same answer, until it is restored, or a setting says that the job may continue without it."""
 
+    mend = "bring it back, or let the source go on without it; the message names the ways that keep the state"
+
 
 class SnapshotInUse(Invalid):
     """The snapshot (or savepoint, or job) is still needed; the message names who needs it. Nothing was changed."""
+
+    mend = "wait, or end the process that the message names"
 
 
 class SavepointExists(Invalid):
     """The job has a savepoint of that name."""
 
+    mend = "take another name, or delete that savepoint first (`stillstate delete JOB --savepoint NAME`)"
+
 
 class MissingJava(Invalid):
     """No Java 17 or newer was found; the message names the command that installs one."""
+
+    mend = "install it by the command that the message names"
 
 
 class Fenced(StillstateError):
@@ -185,10 +219,13 @@ class Fenced(StillstateError):
     kind = "fenced"
     is_final = True
     help = "fenced: another driver has the job"
+    mend = "nothing: the other run goes on, and this one published nothing after it was replaced"
 
 
 class JobAlreadyRunning(Fenced):
     """A live run holds the job, and no take-over was requested: this driver is refused at the start."""
+
+    mend = "nothing; or `stillstate stop JOB` first; or `--takeover`"
 
 
 class Unavailable(StillstateError):
@@ -197,10 +234,13 @@ class Unavailable(StillstateError):
     exit_code = 4
     kind = "unavailable"
     help = "unavailable: the store did not answer, or a driver did not stop; try again"
+    mend = "try again later"
 
 
 class StoreUnavailable(Unavailable, OSError):
     """The store did not answer, or refused (permission, quota, read-only file system)."""
+
+    mend = "look at network and endpoint, and start the job again"
 
 
 class StoreRefused(StoreUnavailable):
@@ -209,24 +249,33 @@ class StoreRefused(StoreUnavailable):
     bounded number of times."""
 
     kind = "refused"
+    mend = "grant, pay or mount what the message names, and start the job again; repeating alone does not help"
 
 
 class StoreNotCapable(Unavailable):
     """The store does not support create-if-absent; two runs could both win, so Stillstate does not start."""
 
+    mend = "take another store; or go on with `single_writer: true`, and keep a second driver away yourself"
+
 
 class OutcomeUnknown(Unavailable):
     """A write may or may not have succeeded. Nothing is cleaned up after it: the next run reads back."""
+
+    mend = "start the job again: the run reads what is there"
 
 
 class ScratchRemoved(Unavailable):
     """Files that Spark keeps for the whole run were removed during it. This run cannot continue, now or later; the next
     start creates them again."""
 
+    mend = "start the job again; put `scratch_dir` and `spark.local.dir` where no cleaner comes"
+
 
 class TasksDisagree(Unavailable):
     """Spark ran a task of an epoch twice, because the executor with its output was lost, and the second attempt stopped
     at another row by the deadline. Results made of the first output do not fit the second: the epoch is run again."""
+
+    mend = "nothing: the epoch is run again; start the job again if its run ended"
 
 
 class CorruptData(StillstateError):
@@ -236,6 +285,9 @@ class CorruptData(StillstateError):
     kind = "corrupt"
     is_final = True
     help = "corrupt data: repair, or use an older snapshot"
+    mend = (
+        "restore the named file from a copy of the job root, or start from an older snapshot; nothing was overwritten"
+    )
 
 
 class CorruptManifest(CorruptData):
@@ -260,6 +312,7 @@ class UnsupportedFormat(StillstateError):
     kind = "unsupported"
     is_final = True
     help = "written by a newer Stillstate: upgrade"
+    mend = "upgrade Stillstate; nothing was changed"
 
 
 class UserCodeError(StillstateError):
@@ -269,10 +322,13 @@ class UserCodeError(StillstateError):
     kind = "user-code"
     is_final = True
     help = "the job's own code raised"
+    mend = "the message has file, line and function: fix the code and start the job again"
 
 
 class WorkerEnded(UserCodeError, ProcessEnded):
     """A Python process that ran the job's own code ended: the code left it, crashed, or memory ran out."""
+
+    mend = "look for a crash or for lack of memory in the log; more memory, or fewer rows in a batch"
 
 
 REACTIONS: Final[tuple[type[StillstateError], ...]] = (

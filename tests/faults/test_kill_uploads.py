@@ -1,6 +1,6 @@
 """SIGKILL while a segment, a task's own object or a manifest is being written, and at requests that chance decides.
 
-The driver is a process of its own on a real S3 protocol server, which kills it while it waits for the answer to a request: before
+The driver is a process of its own on an S3 protocol server (moto's), which kills it while it waits for the answer to a request: before
 the server has stored anything, or after.
 """
 

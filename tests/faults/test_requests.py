@@ -1,4 +1,4 @@
-"""What a checkpoint costs in requests to the primary store, counted at a real S3 protocol server (design invariant 6).
+"""What a checkpoint costs in requests to the primary store, counted at an S3 protocol server (moto's) (design invariant 6).
 
 The driver loop, the tasks and the store's adapter are the real ones; only Spark is not.
 """

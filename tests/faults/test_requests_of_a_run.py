@@ -1,4 +1,4 @@
-"""What a start, a restore, a copy and a quiet minute cost in requests, counted at a real S3 protocol server. docs/operations.md has the table."""
+"""What a start, a restore, a copy and a quiet minute cost in requests, counted at an S3 protocol server (moto's). docs/operations.md has the table."""
 
 from __future__ import annotations
 

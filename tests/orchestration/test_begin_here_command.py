@@ -47,7 +47,7 @@ def test_init_says_where_it_cannot_write(tmp_path: Path) -> None:
 
 
 def test_dagster_starts_beside_the_configuration_and_ends_with_a_sigterm(tmp_path: Path) -> None:
-    """What `dagster` is given is seen through a stand-in for it; README's test starts the real one."""
+    """What `dagster` is given is seen through a stand-in for it; tests/test_pages.py starts the real one."""
     assert CliRunner().invoke(app, ["init", str(tmp_path)]).exit_code == 0
     (tmp_path / "dagster" / "dagster.yaml").unlink()
     stand_in = tmp_path / "stand-in" / "dagster"

@@ -31,7 +31,7 @@ QUERIES = {
     re.search(r"(?:query|mutation) (\w+)", text)[1]: text  # type: ignore[index]
     for text in re.findall(r"```graphql\n(.*?)```", PAGE, re.DOTALL)
 }
-VARIABLES = {name: json.loads(text) for name, text in re.findall(r"```json (\w+)\n(.*?)```", PAGE, re.DOTALL)}
+VARIABLES = {name: json.loads(text) for name, text in re.findall(r"```json title=\"(\w+)\"\n(.*?)```", PAGE, re.DOTALL)}
 WITHIN_S = 300
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 

@@ -238,7 +238,7 @@ def test_a_plan_of_nothing_says_so_without_a_table(config: str) -> None:
 
 
 def test_apply_executes_the_newest_plan_of_a_job_once(config: str, flights: JobRoot, tmp_path: Path) -> None:
-    """README says: look at the plan, then `apply`. What is executed is what was shown, and not a second time."""
+    """The guide says: look at the plan, then `apply`. What is executed is what was shown, and not a second time."""
     nothing = call("retention", "apply", "flights", "-c", config)
     assert nothing.exit_code == 2
     assert "no plan was made for job 'flights'" in nothing.stderr

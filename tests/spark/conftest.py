@@ -21,7 +21,7 @@ def untried() -> Iterator[None]:
 
 @pytest.fixture(params=["local", "s3"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A local folder, or a bucket of a real S3 protocol server."""
+    """A local folder, or a bucket of an S3 protocol server (moto's)."""
     if request.param == "local":
         yield Home(str(tmp_path / "home"))
         return

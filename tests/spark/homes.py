@@ -1,4 +1,4 @@
-"""Where the stores of a test are: a folder, or a bucket of a real S3 protocol server."""
+"""Where the stores of a test are: a folder, or a bucket of an S3 protocol server (moto's)."""
 
 from __future__ import annotations
 

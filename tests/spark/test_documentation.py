@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from state_runtime import JobContext, JobSettings
 
@@ -21,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def jobs() -> Iterator[tuple[str, str]]:
     """Every Python block of README and the two guides that builds a whole job, with the heading it stands under; but for
-    the job that `stillstate init` writes, which tests/test_readme.py runs with its input."""
+    the job that `stillstate init` writes, which tests/test_pages.py runs with its input."""
     text = "".join(
         (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/from-sql.md", "docs/delta.md")
     )
@@ -38,7 +41,8 @@ JOBS = list(jobs())
 
 def test_the_guide_has_jobs() -> None:
     assert len(JOBS) >= 6
-    assert [heading for heading, _ in JOBS].count("Your own query") == 4
+    assert [heading for heading, _ in JOBS].count("Your own query") == 3
+    assert [heading for heading, _ in JOBS].count("The other way: steps") == 1, "README's"
 
 
 @pytest.mark.parametrize("code", [code for _, code in JOBS], ids=[f"{h}-{i}" for i, (h, _) in enumerate(JOBS)])
@@ -68,3 +72,47 @@ def test_the_guides_processor_with_time_is_due_when_it_says(spark: SparkSession,
     assert job.run([("a", 0, 1)]) == []
     last = job.manifest()
     assert last.operators[0].next_due_ms == last.time.batch_time_ms + 60_000
+
+
+@pytest.fixture
+def berlin(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of that time zone."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    yield spark
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize(
+    ("change", "hours", "delay", "days_open"),
+    [("2024-03-31", 23, "1 second", 1), ("2024-10-27", 25, "1 second", 1), ("2024-10-27", 25, "26 hours", 2)],
+)
+def test_the_days_of_the_how_to_have_the_hours_of_their_time_zone(
+    berlin: SparkSession, tmp_path: Path, change: str, hours: int, delay: str, days_open: int
+) -> None:
+    """Against Spark's batch query, around the day on which the clocks are set; in four runs that cut days in two."""
+    page = (ROOT / "docs" / "how-to.md").read_text()
+    (code,) = re.findall(r"```python\n(# days\.py\n.*?)```", page, re.DOTALL)
+    assert '"1 second"' in code
+    assert '`"26 hours"`' in page
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code.replace('"1 second"', f'"{delay}"'), "days.py", "exec"), names)
+    inbox, out = tmp_path / "inbox", tmp_path / "out"
+    inbox.mkdir()
+    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"))
+    options = {"inbox": str(inbox), "out": str(out)}
+    context = JobContext("days", str(tmp_path / "store"), options=options, settings=settings)
+    noon = datetime.fromisoformat(f"{change}T12:00:00+00:00")
+    for day in range(-1, 3):
+        at = [noon + timedelta(days=day, minutes=minute - 720) for minute in range(0, 24 * 60, 20)]
+        orders = [{"shop": "AB"[n % 2], "amount": n, "at": t.isoformat()} for n, t in enumerate(at)]
+        (inbox / f"{day}.json").write_text("\n".join(json.dumps(order) for order in orders))
+        names["build"](context).run(berlin, trigger={"availableNow": True})
+
+    read = berlin.read.schema("shop string, amount long, at timestamp").json(str(inbox))
+    by_day = read.groupBy("shop", F.to_date("at").alias("day"))
+    expected = by_day.agg(F.count("*").alias("orders"), F.sum("amount").alias("sales")).collect()
+    found = berlin.read.parquet(str(out)).select("shop", "day", "orders", "sales").collect()
+    closed = sorted({row.day for row in expected})[:-days_open]
+    assert sorted(found) == sorted(row for row in expected if row.day in closed), "each closed day once"
+    assert sum(row.orders for row in found if str(row.day) == change) == hours * 3

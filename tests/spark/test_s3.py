@@ -1,4 +1,4 @@
-"""A whole job whose store and output are on a real S3 protocol server; Spark itself has no S3 connector."""
+"""A whole job whose store and output are on an S3 protocol server (moto's); Spark itself has no S3 connector."""
 
 from __future__ import annotations
 
