@@ -116,3 +116,20 @@ def test_the_days_of_the_how_to_have_the_hours_of_their_time_zone(
     closed = sorted({row.day for row in expected})[:-days_open]
     assert sorted(found) == sorted(row for row in expected if row.day in closed), "each closed day once"
     assert sum(row.orders for row in found if str(row.day) == change) == hours * 3
+
+
+def test_ends_of_days_weeks_and_months_are_what_the_how_to_says(berlin: SparkSession) -> None:
+    """On the day of 25 hours, which is a Sunday; in parentheses the two intervals are 24 hours less a microsecond."""
+    page = (ROOT / "docs" / "how-to.md").read_text()
+    ends = [re.search(rf"date_trunc\('{unit}', at\)[^`\"]*", page) for unit in ("DAY", "WEEK", "MONTH")]
+    texts = [end[0] for end in ends if end is not None]
+    assert len(texts) == 3
+    at = berlin.sql("SELECT timestamp'2024-10-27 12:00:00' AS at")
+    wrong = texts[0].replace("INTERVAL 1 DAY - INTERVAL 1 MICROSECOND", "(INTERVAL 1 DAY - INTERVAL 1 MICROSECOND)")
+    (found,) = at.select(*(F.expr(text).cast("string") for text in (*texts, wrong))).collect()
+    assert tuple(found) == (
+        "2024-10-27 23:59:59.999999",
+        "2024-10-27 23:59:59.999999",
+        "2024-10-31 23:59:59.999999",
+        "2024-10-27 22:59:59.999999",
+    )
