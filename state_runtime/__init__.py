@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from state_runtime.driver.run import RunResult
     from state_runtime.driver.run_handle import RunHandle
     from state_runtime.driver.start_position import StartFrom
+    from state_runtime.importing.bootstrap import bootstrap
     from state_runtime.job import JobContext, StreamingJob
     from state_runtime.pipeline.sinks import EpochInfo, ParquetSink, foreach_epoch
     from state_runtime.processors.declared import aggregates, windows
@@ -44,6 +45,7 @@ __all__ = [
     "TimedState",
     "VectorizedProcessor",
     "aggregates",
+    "bootstrap",
     "build_session",
     "foreach_epoch",
     "query_state",
@@ -67,6 +69,7 @@ _HOMES = {
     "StreamingJob": "state_runtime.job",
     "TimedState": "state_runtime.processors.user.vectorized",
     "VectorizedProcessor": "state_runtime.processors.user.vectorized",
+    "bootstrap": "state_runtime.importing.bootstrap",
     "build_session": "state_runtime.spark.session",
     "foreach_epoch": "state_runtime.pipeline.sinks",
     "query_state": "state_runtime.reading.query",
