@@ -67,6 +67,33 @@ CORE := tests/spark/test_job.py tests/spark/test_round_trip.py tests/spark/test_
 test-public: setup ## The core suite by Spark's public API alone: what it keeps to itself is refused (docs/spark-internals.md)
 	STILLSTATE_TEST_SPARK=public $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not kill and not cluster' $(CORE) tests/spark/test_refused.py
 
+# Of a job, of plans and of what is read of Spark's files; `all` is what `make test` and the kinds beside it run.
+VERSIONS ?= 4.1 4.2
+SUITES ?= core
+QUICK := -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser'
+SUITES_core := $(QUICK) $(CORE) tests/spark/test_refused.py tests/spark/test_rebound.py tests/spark/test_frames.py \
+  tests/spark/test_queries.py tests/spark/test_import.py tests/state_runtime/spark tests/state_runtime/pipeline tests/test_spark_internals.py
+SUITES_oldest := $(QUICK) tests/spark/test_frames.py tests/spark/test_job.py tests/state_runtime/spark tests/test_spark_internals.py
+SUITES_all := -m 'not kill and not cluster and not browser' tests
+.venvs/%/.stillstate-ready: setup.cfg pyproject.toml constraints.txt
+	@echo 'Making .venvs/$* and installing PySpark $* (450 MB) and the rest into it: two to five minutes, once.'
+	$(PYTHON) -m venv .venvs/$*
+	grep -v '^pyspark==' constraints.txt > .venvs/$*/constraints.txt
+	.venvs/$*/bin/python -m pip install --quiet --progress-bar on -c .venvs/$*/constraints.txt 'pyspark==$*.*' -e '.[spark,dagster,s3,demo,dev]'
+	@touch $@
+
+.PHONY: on-versions
+on-versions: setup $(VERSIONS:%=.venvs/%/.stillstate-ready)
+	$(BIN)/python -m tests.versions $(VERSIONS) -- -n $(TEST_PROCESSES) $(SUITES_$(SUITES))
+
+.PHONY: test-versions
+test-versions: on-versions ## Suites on the other VERSIONS of Spark (4.1 4.2), each in an environment of its own; SUITES=all for every suite (hours)
+	$(BIN)/python -m pytest tests/spark/test_across_versions.py
+
+.PHONY: test-oldest
+test-oldest: ## A part of it on the oldest version alone, which CI has the time for
+	$(MAKE) on-versions VERSIONS=4.1 SUITES=oldest
+
 .PHONY: test-postgres
 test-postgres: setup ## The laws of sensors, checks and jobs with Dagster's storage in a real PostgreSQL
 	STILLSTATE_TEST_STORAGE=postgres $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long' tests/orchestration

@@ -61,6 +61,7 @@ from state_runtime.processors.user.vectorized import VectorizedProcessor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid
 from state_runtime.spark.session import build_session
+from state_runtime.spark.versions import refuse_connect
 from state_runtime.store import open_store
 
 __all__ = [
@@ -182,6 +183,7 @@ class StreamingJob:
             refunds = job.read(read_refunds, name="refunds", idle_after="10 minutes")
             orders.union(refunds).key_by("customer").aggregate(uid="balance", total=aggregates.sum("amount"))
         """
+        refuse_connect(source, "read(): the DataFrame")
         if name:
             check_uid(name, "source name")
         idle_after_us = parse_duration_us(idle_after) if idle_after is not None else None
@@ -224,6 +226,7 @@ class StreamingJob:
                 return orders.groupBy(F.window("at", "10 minutes"), "shop").count()
             job.query(per_shop).write(ParquetSink("/data/out"))
         """
+        refuse_connect(query, "query(): the DataFrame")
         mode = str(output_mode).lower()
         if mode not in ("append", "update", "complete"):
             raise InvalidPipeline(f"query(): output_mode {output_mode!r} must be append, update or complete")
@@ -267,8 +270,8 @@ class StreamingJob:
             per_shop = "SELECT window(at, '10 minutes') AS w, shop, count(*) AS n FROM orders GROUP BY 1, 2"
             job.sql(per_shop, orders=read_orders).write(ParquetSink("/data/out"))
         """
-        for name in streams:
-            check_uid(name, "view")
+        for name, each in streams.items():
+            refuse_connect(each, f"sql(): {check_uid(name, 'view')}")
         own = {name: each for name, each in streams.items() if isinstance(each, Stream | KeyedStream)}
         others = {name: each for name, each in streams.items() if not isinstance(each, Stream | KeyedStream)}
         query = SqlQuery(text, others)

@@ -19,6 +19,7 @@ from state_runtime.pipeline.graph import Graph, OperatorNode, QueryNode, SourceN
 from state_runtime.pipeline.query import with_queries
 from state_runtime.pipeline.side_outputs import with_side_outputs
 from state_runtime.pipeline.sources import OpenedSources, open_sources
+from state_runtime.spark.versions import check_session
 from state_runtime.store import Store
 
 __all__ = ["JobPlan", "Planned", "refuse_unsupported"]
@@ -61,7 +62,12 @@ class JobPlan:
 
     def expanded(self, spark: SparkSession) -> JobPlan:
         """Return the plan as a run compiles it: side outputs are nodes, and so is what each query is made of; raises
-        the errors of `with_queries`."""
+        the errors of `with_queries`.
+
+        Raises:
+            InvalidConfiguration: the session is of Spark Connect, or of a Spark that is too old.
+        """
+        check_session(spark)
         graph = with_side_outputs(self.graph)
         if self.has_queries:
             graph = with_queries(spark, self.name, graph, self.settings)

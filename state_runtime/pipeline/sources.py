@@ -31,6 +31,7 @@ from state_runtime.spark.errors import typed_error
 from state_runtime.spark.java_errors import chain_of, root_first, shown
 from state_runtime.spark.plans import fits_pattern, stream_sources
 from state_runtime.spark.sql import quoted
+from state_runtime.spark.versions import refuse_connect
 from state_runtime.spark.watermarks import (
     is_seen_at_the_top,
     redefined_watermarks,
@@ -323,6 +324,7 @@ def streaming_frame(spark: SparkSession, job: str, source: Source, method: str) 
         method: of the job that it was given to, for messages.
 
     Raises:
+        InvalidConfiguration: it is of Spark Connect.
         InvalidPipeline: it is not a streaming frame, or Spark does not have its format.
         UserCodeError: the function raised.
     """
@@ -335,6 +337,7 @@ def streaming_frame(spark: SparkSession, job: str, source: Source, method: str) 
             raise
         except Exception as error:
             raise _of_function(job, method, error) from error
+    refuse_connect(frame, f"job {job!r}: the DataFrame of {method}")
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
         raise InvalidPipeline(f"job {job!r}: {method} needs a streaming DataFrame (spark.readStream…)")
     return frame

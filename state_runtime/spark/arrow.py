@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Final
 
 import pyarrow as pa
@@ -42,7 +43,11 @@ def arrow_schema_of(schema: T.StructType) -> pa.Schema:
     """
 
     def inner() -> pa.Schema:
-        return private_of(_MODULE, "to_arrow_schema")(schema, timezone="UTC")
+        convert = private_of(_MODULE, "to_arrow_schema")
+        # Spark 4.1 does not ask: there it is UTC always.
+        asked = {"timezone": "UTC"} if "timezone" in signature(convert).parameters else {}
+        made: pa.Schema = convert(schema, **asked)
+        return made
 
     return given(Internal.ARROW_TYPES, inner, lambda: pa.schema(list(arrow_type(schema))))
 

@@ -15,7 +15,17 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.columns import DELAY_METADATA
-from state_runtime.spark.jvm import analyzed, classes, dataset_of, items, java_context, java_session, kind_of, object_of
+from state_runtime.spark.jvm import (
+    analyzed,
+    classes,
+    constructor_of,
+    dataset_of,
+    items,
+    java_context,
+    java_session,
+    kind_of,
+    object_of,
+)
 
 __all__ = ["WINDOW_END", "WINDOW_START", "Catalyst", "distinct_names", "id_of", "is_marked", "is_window"]
 
@@ -47,7 +57,7 @@ class Catalyst:
         self._types = jvm.org.apache.spark.sql.types
         self._metadata = self._types.MetadataBuilder
         self._unmarked = self._metadata().build()
-        self._execution = jvm.org.apache.spark.sql.execution
+        self._relation = constructor_of(jvm.org.apache.spark.sql.execution.LogicalRDD)
         self._unpartitioned = self._package.plans.physical.UnknownPartitioning(0)
 
     def sequence(self, of: Sequence[Any]) -> Any:
@@ -162,7 +172,7 @@ class Catalyst:
 
     def _leaf_of(self, output: Any, rows: Any, *, is_streaming: bool) -> Any:
         none, nothing = self._none, self._nothing
-        return self._execution.LogicalRDD(
+        return self._relation(
             output, rows, self._unpartitioned, nothing, is_streaming, none, self._java, none, none, False
         )
 

@@ -16,6 +16,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
@@ -35,9 +36,9 @@ class Internal(Enum):
     REBUILT_PLANS = "Spark's own watermark stays in the plan of the stream"
     WATERMARK_TRACKER = "a watermark that Spark alone can observe is refused"
     JOB_COUNT = "each transform is taken for one that runs a Spark job"
-    PREPARED_FRAMES = "epochs are planned in more calls than need be"
+    PREPARED_FRAMES = "epochs take longer: each is planned in more calls of Spark's Java than need be"
     QUERY_PLANS = "plain queries are refused; pipelines that are written in steps go on"
-    REBOUND_PLANS = "each epoch is planned from the start"
+    REBOUND_PLANS = "epochs take longer: each is planned from the start"
     SOURCE_OPTIONS = "cleanSource and path patterns are not noticed: leave cleanSource off beside a checkpoint interval"
     PATH_PATTERNS = "a source path that no file fits is not warned of"
     JAVA_EXCEPTIONS = "causes of Spark's errors are read from their text"
@@ -70,8 +71,10 @@ class Internals:
                 return
             self._refused.add(internal)
         _LOG.warning(
-            "%s: pyspark or Spark are made in another way inside (%s: %s). See docs/spark-internals.md",
+            "%s: Spark %s is made in another way inside than those that Stillstate knows (%s: %s). See "
+            "docs/spark-internals.md",
             internal.value,
+            pyspark.__version__,
             type(error).__name__,
             (str(error).splitlines() or [""])[0],
         )

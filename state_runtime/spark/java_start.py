@@ -30,6 +30,7 @@ class JavaStart:
         stderr: descriptor for Java's output, hundreds of lines for a driver's one; None: this process's own.
 
     Raises:
+        InvalidConfiguration: pyspark is too old, or would make a session of Spark Connect.
         MissingJava: no Java 17 or newer.
     """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from py4j.java_gateway import get_java_class
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,8 +16,10 @@ __all__ = [
     "analyzed",
     "classes",
     "columns_of",
+    "constructor_of",
     "dataset_of",
     "execution_of",
+    "has_method",
     "is_adaptive",
     "items",
     "java_context",
@@ -64,9 +67,24 @@ def object_of(package: Any, name: str) -> Any:
     return getattr(package, f"{name}$").__getattr__("MODULE$")
 
 
+def constructor_of(java_class: Any) -> Callable[..., Any]:
+    """Return a function that makes objects of a Scala class, by its longest constructor.
+
+    Versions of Spark add parameters at a constructor's end. Arguments for which this version has no parameter are left
+    out: they must be those that ask for nothing. This takes some calls of the JVM: keep what it returns.
+    """
+    size = max(int(each.getParameterCount()) for each in get_java_class(java_class).getConstructors())
+    return lambda *arguments: java_class(*arguments[:size])
+
+
 def dataset_of(spark: SparkSession, plan: Any) -> Any:
     """Return Scala's `Dataset` of a plan."""
     return object_of(classes(spark).org.apache.spark.sql.classic, "Dataset").ofRows(java_session(spark), plan)
+
+
+def has_method(java_object: Any, name: str) -> bool:
+    """Return whether this version of Spark has a method."""
+    return name in dir(java_object)
 
 
 def is_adaptive(spark: SparkSession) -> bool:

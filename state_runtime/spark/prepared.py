@@ -27,6 +27,7 @@ from state_runtime.spark.internals import INTERNALS, Internal, private, private_
 from state_runtime.spark.jvm import (
     analyzed,
     classes,
+    constructor_of,
     execution_of,
     is_adaptive,
     items,
@@ -159,7 +160,7 @@ class _ArrowFunctions:
 
     columns: Any
     output_type: Any
-    udf_class: Any
+    make_udf: Callable[..., Any]
     kind: Any
     nothing: Any
 
@@ -169,14 +170,15 @@ class _ArrowFunctions:
         return _ArrowFunctions(
             columns=columns,
             output_type=java_session(spark).parseDataType(output.json()),
-            udf_class=jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction,
+            make_udf=constructor_of(jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction),
             kind=private_of("pyspark.util", "PythonEvalType").SQL_MAP_ARROW_ITER_UDF,
             nothing=jvm.java.util.ArrayList(),
         )
 
     def column(self, name: str, function: Any) -> Any:
         """Return the argument of the JVM's `mapInArrow`."""
-        udf = self.udf_class(name, function, self.output_type, self.kind, True, self.nothing, self.nothing)
+        # The last two, of 4.3: default and named arguments.
+        udf = self.make_udf(name, function, self.output_type, self.kind, True, self.nothing, self.nothing)
         return udf.apply(self.columns)
 
 
@@ -238,7 +240,7 @@ class _OwnPlans:
         self._sequence = jvm.PythonUtils.toSeq
         self._array = jvm.java.util.ArrayList
         self._partitionings = jvm.org.apache.spark.sql.catalyst.plans.physical
-        self._relation = jvm.org.apache.spark.sql.execution.LogicalRDD
+        self._relation = constructor_of(jvm.org.apache.spark.sql.execution.LogicalRDD)
         self._frames = object_of(jvm.org.apache.spark.sql.classic, "Dataset")
         self._none = object_of(jvm.scala, "None")
         self._nothing = self._sequence(self._array())

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.spark.catalyst import Catalyst
-from state_runtime.spark.jvm import items, kind_of
+from state_runtime.spark.jvm import has_method, items, kind_of
 from state_runtime.spark.query_parts import Called
 from state_runtime.spark.query_text import Texts, digest_of, plain_name
 
@@ -79,7 +79,8 @@ def made_call(catalyst: Catalyst, texts: Texts, expression: Any) -> MadeCall:
     if name is None or expression.isDistinct():
         known = ", ".join(sorted(_FUNCTIONS.values()))
         raise InvalidPipeline(f"the aggregate function {told} is not supported; there are {known}")
-    if name in _COLLECTING and not function.ignoreNulls():
+    # Spark 4.1 has no such choice: it ignores them.
+    if name in _COLLECTING and has_method(function, "ignoreNulls") and not function.ignoreNulls():
         raise InvalidPipeline(f"{told}: RESPECT NULLS is not supported here; leave it out, or collect a struct of it")
     given = items(function.children())[: 2 if name in _CHOOSING else 1]
     if name == "count" and len(items(function.children())) > 1:

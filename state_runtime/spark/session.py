@@ -12,6 +12,7 @@ from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
 from state_runtime.spark.class_archive import with_archive
 from state_runtime.spark.java import require_java
 from state_runtime.spark.java_process import log_broken_accumulators, write_no_checksums
+from state_runtime.spark.versions import refuse_connect, refuse_connect_settings, refuse_old_version
 
 __all__ = ["RECOMMENDED", "build_session", "session_conf", "session_with"]
 
@@ -51,8 +52,11 @@ def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str
         master: "" leaves it to the launcher of this process: `spark-submit`.
 
     Raises:
+        InvalidConfiguration: pyspark is too old, or would make a session of Spark Connect.
         MissingJava: no Java 17 or newer.
     """
+    refuse_old_version()
+    refuse_connect_settings(master, conf or {})
     java = require_java()
     # Tasks must find the packages that this interpreter has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -69,6 +73,7 @@ def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, st
     """Start (or get) a session with `RECOMMENDED` settings; `conf` wins over them.
 
     Raises:
+        InvalidConfiguration: pyspark is too old, or would make a session of Spark Connect.
         MissingJava: no Java 17 or newer.
     """
     return session_with(session_conf(app_name, master, conf))
@@ -80,6 +85,7 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    refuse_connect(session, "the session that this process has already")
     session.sparkContext.setLogLevel("ERROR")
     log_broken_accumulators(session.sparkContext)
     write_no_checksums(session.sparkContext)

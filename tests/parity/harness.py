@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from benchmarks.engines import PEER_CONF
 from state_runtime import JobSettings, StreamingJob, foreach_epoch
@@ -35,6 +34,7 @@ from state_runtime.base.settings import CheckpointSettings, MaterializationSetti
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.job import Stream
 from state_runtime.pipeline.source_position import BatchClock, SparkCheckpoint
+from state_runtime.spark.arrow import arrow_schema_of
 
 TIMEOUT_S = 120
 FIRST_FILE_S = 1_700_000_000
@@ -172,7 +172,7 @@ class Both:
         return found[0], found[1]
 
     def _write(self, batches: Sequence[Batch]) -> None:
-        schema = to_arrow_schema(T._parse_datatype_string(self.case.schema), timezone="UTC")
+        schema = arrow_schema_of(T._parse_datatype_string(self.case.schema))
         for batch in batches:
             assert batch.rows, "a batch without rows is no batch"
             temporary = self.inbox / f".{self._files:05d}"

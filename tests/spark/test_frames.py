@@ -205,4 +205,4 @@ def test_where_spark_is_made_in_another_way_the_public_ways_are_taken(
         assert isinstance(frames_of(spark), PublicFrames)
         monkeypatch.undo()
         assert isinstance(frames_of(spark), PublicFrames), "what is refused stays so"
-    assert caplog.text.count("planned in more calls than need be") == 1
+    assert caplog.text.count("planned in more calls of Spark's Java than need be") == 1

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from state_runtime import aggregates, windows
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
+from state_runtime.spark.arrow import spark_schema_of
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
@@ -181,7 +181,7 @@ class Driven:
             window=window,
             aggregates=wanted,
             mode=mode,
-            ddl=lambda schema: from_arrow_schema(schema).simpleString(),
+            ddl=lambda schema: spark_schema_of(schema).simpleString(),
         )
         schemas = self.operator.state_schemas
         empty = {name: schema.empty() for name, schema in schemas.items()}
@@ -270,7 +270,7 @@ def test_windows_over_epochs_equal_a_spark_batch(in_utc: SparkSession, odd: Any,
     compare(by_window(append.epoch(table.slice(0, 0), ALWAYS_CLOSED, ALWAYS_OPEN)), expected)
     # Sessions that were emitted and then grew stay in the output of update mode.
     compare({key: updated[key] for key in expected} if "session" in name else updated, expected)
-    ours = from_arrow_schema(append.operator.output_schema)
+    ours = spark_schema_of(append.operator.output_schema)
     assert {field.name: field.dataType.simpleString() for field in ours} == types
 
 

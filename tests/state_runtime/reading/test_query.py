@@ -41,7 +41,6 @@ from model import (
     key_columns,
 )
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from state_runtime import query_state, reading
 from state_runtime.base.clock import SYSTEM_CLOCK
@@ -65,6 +64,7 @@ from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
 from state_runtime.spark.sql import ddl
 from state_runtime.state.ddl import default_clause, parse_ddl
 from state_runtime.state.key_groups import hash_range_of_shard
@@ -279,15 +279,13 @@ MAKERS: dict[str, Callable[[random.Random], Any]] = {
 @pytest.mark.spark
 def test_every_key_hashes_as_in_spark(spark: SparkSession) -> None:
     """All key types, 200 rows with nulls: each column alone, all at once, and in reverse."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     rng = random.Random(20130101)
     names = list(MAKERS)
     types = [parse_ddl(f"c {name}")[0].type for name in names]
     rows = [[None if rng.random() < 0.15 else make(rng) for make in MAKERS.values()] for _ in range(200)]
     arrays = [pa.array(column, kind) for column, kind in zip(zip(*rows), types)]
     table = pa.table([pa.array(range(len(rows))), *arrays], names=["id", *(f"c{i}" for i in range(len(names)))])
-    frame = spark.createDataFrame(table, schema=from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+    frame = spark.createDataFrame(table, schema=spark_schema_of(table.schema))
     assert [f.dataType.simpleString() for f in frame.schema][1:] == names
     orders = [[i] for i in range(len(names))] + [list(range(len(names))), list(reversed(range(len(names))))]
     # Behind a shuffle, so that Spark compiles the hash as it does in a job instead of folding constants.
@@ -337,7 +335,7 @@ def test_a_schema_written_is_a_schema_read_whatever_its_names(schema: T.StructTy
     """Columns and fields of structs, in arrays and maps too: JSON names its fields as it likes. What is compared with
     stored schemas, and shown, is what earlier versions wrote."""
     columns = parse_ddl(ddl(schema))
-    assert [(c.name, c.type) for c in columns] == [(f.name, f.type) for f in to_arrow_schema(schema, timezone="UTC")]
+    assert [(c.name, c.type) for c in columns] == [(f.name, f.type) for f in arrow_schema_of(schema)]
     assert [c.type_text for c in columns] == [f.dataType.simpleString() for f in schema.fields]
 
 
@@ -358,7 +356,7 @@ def test_rows_under_odd_names_are_found_by_key_and_shown_to_spark(tmp_path: Path
     """The whole way: manifest, plain reader, JSON of `query --key`, and the schema that Spark's reader gives."""
     keys = pa.schema([("it's", ODD)])
     operator = OperatorEntry(
-        "u", "aggregate", ddl(from_arrow_schema(keys)), (StateEntry("aggregate", "value", "`n` bigint"),)
+        "u", "aggregate", ddl(spark_schema_of(keys)), (StateEntry("aggregate", "value", "`n` bigint"),)
     )
     store = open_store(str(tmp_path / "job"))
     builder = SnapshotBuilder.create(store, "job", [operator], mode="IMPORT", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
@@ -384,7 +382,7 @@ def test_ddl_is_read_as_the_pipeline_writes_it(spark: SparkSession) -> None:
     schema = T.StructType(
         [T.StructField(odd[i] if i < len(odd) else f"c{i}", T.DataType.fromDDL(n)) for i, n in enumerate(names)]
     )
-    stored = to_arrow_schema(schema, timezone="UTC")
+    stored = arrow_schema_of(schema)
     columns = parse_ddl(ddl(schema))
     assert [c.name for c in columns] == schema.names
     assert [c.type for c in columns] == stored.types

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkTypeError
@@ -54,7 +55,7 @@ def test_what_is_not_there_is_asked_for_once(error: Exception, caplog: pytest.Lo
         assert [given(USE, inner, lambda: "public") for _ in range(3)] == ["public"] * 3
     assert len(asked) == 1
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"{USE.value}: pyspark or Spark are made in another way inside")
+    assert told.startswith(f"{USE.value}: Spark {pyspark.__version__} is made in another way inside")
     assert str(error).splitlines()[0] in told
     assert given(Internal.PLANS, lambda: "inner", lambda: "public") == "inner"
 
