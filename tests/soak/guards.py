@@ -71,7 +71,31 @@ _COMMIT = "tests/state_runtime/snapshot/test_snapshot_commit.py::"
 _OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
+_DELTA = "tests/state_runtime/sinks/test_delta.py::"
+
 GUARDS: tuple[Guard, ...] = (
+    # --- sinks: each epoch once ----------------------------------------------------------------------------------------
+    Guard(
+        "delta-looks-again-before-it-commits",
+        "state_runtime/sinks/delta_log.py",
+        "        if int(table.transaction_version(writer) or 0) >= version:\n            return False\n",
+        "",
+        f"{_DELTA}test_two_drivers_that_commit_at_the_same_moment_make_one_commit",
+    ),
+    Guard(
+        "delta-knows-who-writes",
+        "state_runtime/sinks/delta.py",
+        'owner = f"{job_name}-{job_uid[:8]}-{name}"',
+        'owner = f"{job_name}-{name}"',
+        f"{_DELTA}test_delta_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "a-handle-ends-with-python",
+        "state_runtime/driver/run_handle.py",
+        "        atexit.register(self._end_with_python)\n",
+        "",
+        "tests/spark/test_run_handle.py::test_a_script_that_ends_while_its_run_is_there_ends_it_with_a_checkpoint",
+    ),
     # --- rows in flight: which operators are done, and what is due -------------------------------------------------
     Guard(
         "inflight-settled-above-only",

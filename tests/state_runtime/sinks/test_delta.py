@@ -122,6 +122,30 @@ def test_other_writers_in_between_cost_an_attempt_and_no_row(tmp_path: Path) -> 
     assert sorted(row["k"] for row in rows_of(tmp_path)) == ["a", "b", "x", "x", "x"]
 
 
+@pytest.mark.parametrize("merge_on", [None, ["n"]], ids=["append", "merge"])
+def test_two_drivers_that_commit_at_the_same_moment_make_one_commit(tmp_path: Path, merge_on: Any) -> None:
+    """Both have looked, and the table has the epoch of neither. A merge by other columns than these would show both."""
+    sink, spec = sink_of(tmp_path, merge_on=merge_on)
+    sink.publish(spec, staged(spec, 1, [{"k": "a", "n": 1}]), None)
+    output, (other, _) = staged(spec, 2, [{"k": "b", "n": 2}]), sink_of(tmp_path, merge_on=merge_on)
+    log = DeltaLog(str(tmp_path), None, SYSTEM_CLOCK, wait=wait_none())
+    sink._log, looks = log, []
+    opened = log._opened
+
+    def look() -> Any:
+        table = opened()
+        looks.append(1)
+        if len(looks) == 3:  # the look for the commit itself
+            other.publish(spec, output, None)
+        return table
+
+    log._opened = look  # type: ignore[method-assign]
+    sink.publish(spec, output, None)
+    assert len(looks) == 4
+    assert sorted(row["k"] for row in rows_of(tmp_path)) == ["a", "b"]
+    assert len(DeltaTable(str(tmp_path)).history()) == 3, "the table was made, and two epochs are two commits"
+
+
 def test_a_table_that_takes_no_commit_says_so_and_keeps_what_is_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
