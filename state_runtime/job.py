@@ -38,6 +38,7 @@ from state_runtime.pipeline.graph import (
     SourceNode,
 )
 from state_runtime.pipeline.operators import (
+    TIME_MODES,
     AggregateStep,
     AsOfJoinStep,
     DeduplicateStep,
@@ -45,7 +46,6 @@ from state_runtime.pipeline.operators import (
     LatestByStep,
     OperatorStep,
     ProcessorStep,
-    TimeMode,
     VectorizedStep,
     WindowStep,
 )
@@ -84,7 +84,6 @@ _JOINS = {
 """Kinds of joins as Spark spells them."""
 _EVENT_TIMES = {"inner": ("left", "right"), "left-outer": ("left",), "right-outer": ("right",), "left-semi": ("left",)}
 """Of a join's output, the sides whose event time no row lacks."""
-_TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 
 
 @dataclass(frozen=True)
@@ -1015,7 +1014,7 @@ class KeyedStream:
         output_mode, time_mode, event_time_column = modes
         if output_mode.lower() not in ("append", "update", "complete"):
             raise InvalidPipeline(f"operator {uid!r}: output_mode {output_mode!r} must be append, update or complete")
-        mode = _TIME_MODES.get(time_mode.lower())
+        mode = TIME_MODES.get(time_mode.lower())
         if mode is None:
             raise InvalidPipeline(
                 f"operator {uid!r}: time_mode {time_mode!r} must be none, processingTime or eventTime"

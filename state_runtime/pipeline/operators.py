@@ -7,7 +7,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -45,6 +45,7 @@ from state_runtime.spark.sql import ddl, struct_of_ddl
 from state_runtime.state.table import StateSchema, Time
 
 __all__ = [
+    "TIME_MODES",
     "AggregateStep",
     "AsOfJoinStep",
     "DeduplicateStep",
@@ -63,6 +64,8 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 TimeMode = Literal["none", "processing", "event"]
+TIME_MODES: Final[Mapping[str, TimeMode]] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
+"""By Spark's own names, in lower case."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class DeltaLog:
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Make the table, if it is not there."""
         library = _library()
-        if self._opened() is None:
+        if self._table is None and self._opened() is None:
             with self._explained():
                 library.DeltaTable.create(
                     self._place,
@@ -106,7 +106,7 @@ class DeltaLog:
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns that the table lacks; all of them may be null."""
         library = _library()
-        table = self._opened()
+        table = self._table or self._opened()
         known = set(pa.schema(table.schema().to_arrow()).names)
         missing = [field.with_nullable(True) for field in fields if field.name not in known]
         if missing:
@@ -174,8 +174,9 @@ class DeltaLog:
 
     def _attempt(self, writer: str, version: int, commit: Callable[[Any], None]) -> bool:
         library = _library()
-        # Another commit is made at the version after the one that is seen here, or fails.
-        table = self._opened()
+        # The commit is made at the version after the one that was seen, or fails: then it is looked at again. So the
+        # first attempt may go by what the table was when it was looked at last.
+        table = self._table or self._opened()
         if int(table.transaction_version(writer) or 0) >= version:
             return False
         try:
@@ -184,6 +185,7 @@ class DeltaLog:
             raise InvalidPipeline(f"the Delta table {self._place} does not take the rows: {error}") from error
         except (library.exceptions.DeltaError, OSError) as error:
             _LOG.info("a commit to the Delta table %s is tried again: %s", self._place, error)
+            self._table = None
             raise _Again(str(error)) from error
         return True
 

@@ -61,7 +61,7 @@ class JobTester:
     between calls of `advance_time`.
 
     Example:
-        with JobTester(build, options={"inbox": "unused"}) as tester:
+        with JobTester(build, options={"inbox": str(tmp_path)}) as tester:  # a folder that exists; nothing is read
             assert tester.send(inbox=[("N14228", "UA")]) == [Row(tailnum="N14228", carrier="UA", flights=1)]
             tester.restart(parallelism=3)
             assert tester.send(inbox=[("N14228", "UA")]) == [Row(tailnum="N14228", carrier="UA", flights=2)]
@@ -97,7 +97,11 @@ class JobTester:
         self._seen: dict[str, dict[int, list[Row]]] = {}
         self._schemas: dict[str, T.StructType] = {}
         self._begun: dict[tuple[str, str], DataFrame] = {}
-        self._plan = self._planned()
+        try:
+            self._plan = self._planned()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> JobTester:
         return self
@@ -182,14 +186,19 @@ class JobTester:
             options: of the job from now on.
 
         Raises:
-            StillstateError: the state does not fit the new code, as a start says it.
+            StillstateError: the state does not fit the new code, as a start says it. The tester is as it was.
         """
+        before = (self._job, self._parallelism, self._options, self._plan, self._schemas, self._seen)
         self._job = job if job is not None else self._job
         self._parallelism = parallelism if parallelism is not None else self._parallelism
         self._options = dict(options) if options is not None else self._options
+        try:
+            self._plan = self._planned()
+            self._run().check(Allowed(), self._beginning())
+        except BaseException:
+            self._job, self._parallelism, self._options, self._plan, self._schemas, self._seen = before
+            raise
         shutil.rmtree(self._folder / "local", ignore_errors=True)
-        self._plan = self._planned()
-        self._run().check(Allowed(), self._beginning())
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -232,7 +241,7 @@ class JobTester:
         job = self._job if isinstance(self._job, StreamingJob) else self._job(context)
         plan = replace(job.plan(), name=_NAME, store_url=store, store=open_store(store), settings=settings)
         expanded = plan.expanded(self._spark)
-        self._schemas = {}
+        self._schemas, self._seen = {}, {}
         return replace(expanded, graph=Graph(tuple(map(self._tested, expanded.graph.nodes))))
 
     def _tested(self, node: Any) -> Any:

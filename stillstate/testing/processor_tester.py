@@ -18,8 +18,8 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.graph import Edge, OperatorNode, Port
 from state_runtime.pipeline.operators import (
+    TIME_MODES,
     ProcessorStep,
-    TimeMode,
     VectorizedStep,
     arrow_schema,
     build_operator,
@@ -48,7 +48,6 @@ Schema: TypeAlias = "T.StructType | str"
 
 _UID: Final = "tested"
 _SETTLING_EPOCHS_MAX: Final = 1000
-_TIME_MODES: Final[Mapping[str, TimeMode]] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 _NOTHING_DUE_MS: Final = -(2**62)
 
 
@@ -394,7 +393,7 @@ def _step(
         return VectorizedStep(_UID, processor, output_schema, dict(outputs or {}), inputs)
     if inputs or outputs:
         raise InvalidPipeline("only a VectorizedProcessor has two inputs or side outputs")
-    mode = _TIME_MODES.get(time_mode.lower())
+    mode = TIME_MODES.get(time_mode.lower())
     if mode is None:
         raise InvalidPipeline(f"time_mode {time_mode!r} must be none, processingTime or eventTime")
     return ProcessorStep(_UID, processor, output_schema, pandas, time_mode=mode)

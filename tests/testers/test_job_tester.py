@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from state_runtime import JobContext, ParquetSink, StreamingJob, aggregates, windows
-from stillstate.errors import InvalidConfiguration, InvalidPipeline
+from stillstate.errors import InvalidConfiguration, InvalidPipeline, StillstateError
 from stillstate.testing import JobTester
 
 pytestmark = pytest.mark.spark
@@ -116,3 +116,14 @@ def test_code_that_does_not_fit_the_state_is_refused_by_restart(spark: SparkSess
         tester.send([(1, "a")])
         with pytest.raises(InvalidPipeline, match=r"position of source .orders., which the pipeline does not read"):
             tester.restart(per_shop)
+        assert tester.send([(2, "a")]) == [("a", 2)], "it goes on as it was"
+
+
+def test_a_tester_that_cannot_be_made_leaves_no_folder(
+    spark: SparkSession, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(StillstateError, match="/nowhere/at/all"):
+        JobTester(counted, options={**options, "orders": "/nowhere/at/all"}, spark=spark)
+    assert stays_empty(tmp_path / "temporary")
