@@ -72,7 +72,7 @@ VERSIONS ?= 4.1 4.2
 SUITES ?= core
 QUICK := -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser'
 SUITES_core := $(QUICK) $(CORE) tests/spark/test_refused.py tests/spark/test_rebound.py tests/spark/test_frames.py \
-  tests/spark/test_queries.py tests/spark/test_import.py tests/state_runtime/spark tests/state_runtime/pipeline tests/test_spark_internals.py
+  tests/spark/test_queries.py tests/state_runtime/spark tests/state_runtime/pipeline tests/test_spark_internals.py
 SUITES_oldest := $(QUICK) tests/spark/test_frames.py tests/spark/test_job.py tests/state_runtime/spark tests/test_spark_internals.py
 SUITES_all := -m 'not kill and not cluster and not browser' tests
 .venvs/%/.stillstate-ready: setup.cfg pyproject.toml constraints.txt

@@ -8,7 +8,7 @@ batch. A source keeps one of two things in `sources/<i>/`:
     other small files       a rate source's time of creation, Kafka's first offsets, files of connectors: carried
                             byte for byte
 
-Tried on Spark 4.3.0; the files are described in docs/format.md.
+Tried on Spark 4.1.4, 4.2.1 and 4.3.0; the files are described in docs/format.md.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ class SparkCheckpoint:
             self._check_total(source, compact)
             return _newest_lines(compact, entry)
         raise StillstateError(
-            f"Spark's log of seen files has no entry {entry} for source {source} in {folder}; "
-            "its layout is not the one of Spark 4.3 (is spark.sql.streaming.fileSource.log.* set?), or a cleaner of "
-            "temporary files removed it (set scratch_dir to a folder that none visits)"
+            f"Spark's log of seen files has no entry {entry} for source {source} in {folder}; its layout is not the "
+            "one of Spark 4.1 to 4.3 (is spark.sql.streaming.fileSource.log.* set?), or a cleaner of temporary files "
+            "removed it (set scratch_dir to a folder that none visits)"
         )
 
     def _check_total(self, source: int, compact: Path) -> None:

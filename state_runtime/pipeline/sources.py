@@ -303,7 +303,7 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
 
     An epoch observes event times itself. Spark's steps still cost time for each row and plan, and Spark cannot generate
     one piece of code across them. A frame stays as it is if an epoch reads these steps, or if its plan has another
-    shape than in Spark 4.3.
+    shape than in the Spark versions that were tested.
 
     Args:
         watermarks: of the frame (`OpenedSources`).

@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -99,7 +100,7 @@ def streams_without_rows(spark: SparkSession, schemas: Sequence[T.StructType]) -
 
 def _refuse() -> Any:
     raise InvalidPipeline(
-        "plain queries need plans as Spark 4.3 makes them, and this version makes others (see "
+        f"plain queries need plans as Spark 4.1 to 4.3 make them, and Spark {pyspark.__version__} makes others (see "
         "docs/spark-internals.md); write the pipeline in steps: read(…), key_by(…), …"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,7 +17,12 @@ from state_runtime.snapshot.locate import open_place
 from . import native
 from .homes import Home
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    # Its ValueState.update makes a generator of a Row in a row, and raises; so Spark's own half of these tests cannot run.
+    pytest.mark.skipif(pyspark.__version__.startswith("4.1."), reason="Spark 4.1 stores no struct inside of a value"),
+]
 
 
 @pytest.mark.parametrize("flavour", ["rows"])

@@ -580,6 +580,11 @@ def test_what_is_not_supported_is_refused_by_name_before_anything_is_written(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
     mode, text, message = REFUSED[name]
+    if (
+        "RESPECT NULLS" in text
+        and not spark.sql("SELECT collect_set(n) RESPECT NULLS FROM VALUES (null) AS t(n)").head()[0]
+    ):
+        pytest.skip(f"Spark {spark.version} leaves nulls out all the same, and so does a job")
     write_rows(tmp_path, range(1))
     with pytest.raises(InvalidPipeline, match=message):
         plain_job(tmp_path, by_sql(tmp_path, text), mode, [], allow_unbounded=False).run(spark, trigger=ONCE)
