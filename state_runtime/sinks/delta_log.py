@@ -134,7 +134,7 @@ class DeltaLog:
             rows: each key once.
             removed: keys whose rows go.
         """
-        equal = " AND ".join(f"t.`{key}` IS NOT DISTINCT FROM s.`{key}`" for key in keys)
+        equal = " AND ".join(f"(t.`{key}` IS NOT DISTINCT FROM s.`{key}`)" for key in keys)
         marked = rows.append_column(_REMOVED, pa.array([False] * rows.num_rows, pa.bool_()))
         if removed is not None and removed.num_rows:
             gone = removed.append_column(_REMOVED, pa.array([True] * removed.num_rows, pa.bool_()))

@@ -310,3 +310,16 @@ def test_commits_of_others_with_our_words_do_not_count(tmp_path: Path) -> None:
     properties = CommitProperties(custom_metadata={"txnAppId": "stillstate/orders-01234567-out", "txnVersion": "9"})
     write_deltalake(str(tmp_path), pa.table({"k": ["x"], "n": [0]}), mode="append", commit_properties=properties)
     assert sink.newest_published_epoch(spec) == 1
+
+
+def test_keys_of_several_columns_are_merged_one_by_one_with_nulls(tmp_path: Path) -> None:
+    """Of different types, each of them null somewhere: two columns are equal in themselves, and not as one condition."""
+    schema = pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("n", pa.int64())])
+    sink, spec = sink_of(tmp_path, schema, merge_on=["a", "b"])
+    keys = [(1, True), (1, False), (1, None), (None, True), (None, None)]
+    for epoch in (1, 2):
+        rows = [{"a": a, "b": b, "n": epoch} for a, b in keys[epoch - 1 :]]
+        sink.publish(spec, staged(spec, epoch, rows, schema), None)
+    found = {(row["a"], row["b"]): row["n"] for row in rows_of(tmp_path)}
+    assert found == {key: 1 if key == (1, True) else 2 for key in keys}
+    assert len(rows_of(tmp_path)) == len(keys)
