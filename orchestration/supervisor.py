@@ -215,7 +215,7 @@ def _beside(config: str, job: str, say: Callable[[str], object], wait: Callable[
     try:
         if not load_spec(config).job(job).launcher.prepare or not is_wanted_by_itself():
             return
-    except StillstateError as error:
+    except (StillstateError, OSError) as error:
         say(f"this host is not prepared: {error}")
         return
     say("prepares this host, so that drivers start faster: once, with low priority (launcher.prepare)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 
-__all__ = ["NAME_BYTES_MAX", "check_partition_columns", "in_folders"]
+__all__ = ["NAME_BYTES_MAX", "check_partition_columns", "folder_values", "in_folders"]
 
 NAME_BYTES_MAX = 240
 """Maximum length of one folder's name: file systems allow 255 bytes."""
@@ -94,6 +95,12 @@ def in_folders(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -
         if len(folder.encode()) > _FOLDER_BYTES_MAX:
             raise InvalidData(f"{where}: the folder {folder[:80]}… is too long; partition by fewer or shorter columns")
         yield folder, ordered.slice(start, end - start)
+
+
+def folder_values(path: str) -> dict[str, str | None]:
+    """Return the values that the folders of a file's path name, as text: the inverse of `in_folders`."""
+    pairs = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
 def _with_one_null(column: pa.Array) -> pa.Array:

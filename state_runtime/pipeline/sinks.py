@@ -358,7 +358,7 @@ class ForeachEpoch(Sink):
         if not callable(function):
             raise InvalidConfiguration("foreach_epoch needs a function (df, epoch_id), or (df, epoch_id, info)")
         self._function = function
-        self._takes_info = _takes(function, 3)
+        self._takes_info = _takes_info(function)
         self._empty_epochs = empty_epochs
 
     def __repr__(self) -> str:
@@ -421,13 +421,17 @@ class ForeachEpoch(Sink):
             store.delete(file.staged)
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with so many arguments; False if its signature is not known."""
+def _takes_info(function: Callable[..., Any]) -> bool:
+    """Return whether a function asks for an `EpochInfo`: its third argument has no default, or is named `info`.
+
+    Others may have a third argument of their own, as in `lambda df, epoch, place=place: …`.
+    """
     try:
-        inspect.signature(function).bind(*range(count))
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return False
-    return True
+        return False  # written in C: it is called as ever
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(by_place) > 2 and (by_place[2].default is inspect.Parameter.empty or by_place[2].name == "info")
 
 
 def foreach_epoch(function: Callable[..., None], *, empty_epochs: bool = False) -> Sink:
@@ -449,7 +453,8 @@ def foreach_epoch(function: Callable[..., None], *, empty_epochs: bool = False) 
     for no other epoch.
 
     Args:
-        function: gets the epoch's output rows and the epoch's number; and an `EpochInfo`, if it takes a third argument.
+        function: gets the epoch's output rows and the epoch's number; and an `EpochInfo`, if it has a third argument
+            without a default, or one named `info`.
         empty_epochs: call it for epochs without output rows too, with an empty frame, as Spark's `foreachBatch` does:
             for actions of every epoch (a heartbeat, a watermark in a table). Each such epoch stages a small file.
 

@@ -113,6 +113,7 @@ class DeltaSink(Sink):
         self._rows = schema
         check_columns(schema, self.epoch_column, where)
         check_partition_columns(self.partition_by, schema, where)
+        self._log.check_types(self._columns(schema), where)
         for name in (*self.merge_on, *([self.remove_where] if self.remove_where else [])):
             if name not in schema.names:
                 raise InvalidPipeline(f"{where}: there is no column {name!r}; it has {', '.join(schema.names)}")

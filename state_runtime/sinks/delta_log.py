@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StoreUnavailable
+from state_runtime.pipeline.partitions import folder_values
 
 __all__ = ["DataFile", "DeltaLog", "statistics_of"]
 
@@ -29,7 +30,10 @@ _LOG = logging.getLogger(__name__)
 ATTEMPTS_MAX: Final = 30
 """With waits of up to two seconds: three other writers that commit all the time are outlasted."""
 _WAIT_S_MAX: Final = 2.0
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_OF_THE_STORE: Final = re.compile(
+    r"generic (?!deltatable)\w+ error|object.?store|timed? ?out|connection", re.IGNORECASE
+)
+"""What deltalake says of a store that does not answer, where it does not raise an OSError."""
 _TEXT_MAX: Final = 32
 """Texts that are longer have no statistics, as in Delta's own writers, which cut them at this length."""
 
@@ -54,8 +58,7 @@ class DataFile:
     @property
     def partition_values(self) -> dict[str, str | None]:
         """The values that its folders name."""
-        pairs = (folder.partition("=") for folder in self.path.split("/")[:-1])
-        return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
+        return folder_values(self.path)
 
 
 class DeltaLog:
@@ -77,6 +80,23 @@ class DeltaLog:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
+
+    def check_types(self, schema: pa.Schema, where: str) -> None:
+        """Refuse columns that a Delta table cannot have.
+
+        Args:
+            where: whose columns they are, for the message.
+        """
+        for field in schema:
+            try:
+                kind = str(_library().Schema.from_arrow(pa.schema([field])).fields[0].type)
+            except Exception as error:  # deltalake raises nothing more exact
+                raise InvalidPipeline(
+                    f"{where}: a Delta table cannot have {field.name!r} of type {field.type}; cast it in a transform "
+                    f"({_first_line(error)})"
+                ) from error
+            if "void" in kind:
+                raise InvalidPipeline(f"{where}: {field.name!r} has no type but null; cast it in a transform")
 
     def schema(self) -> tuple[pa.Schema, tuple[str, ...]] | None:
         """Return the table's columns and those that it is partitioned by; None if there is no table."""
@@ -181,12 +201,19 @@ class DeltaLog:
             return False
         try:
             commit(table)
-        except library.exceptions.SchemaMismatchError as error:
-            raise InvalidPipeline(f"the Delta table {self._place} does not take the rows: {error}") from error
-        except (library.exceptions.DeltaError, OSError) as error:
+        except (library.exceptions.CommitFailedError, OSError) as error:
             _LOG.info("a commit to the Delta table %s is tried again: %s", self._place, error)
             self._table = None
             raise _Again(str(error)) from error
+        except library.exceptions.DeltaError as error:
+            if _OF_THE_STORE.search(str(error)):
+                self._table = None
+                raise _Again(_first_line(error)) from error
+            # It would say the same again: another type, or a feature of the table that deltalake cannot write.
+            raise InvalidPipeline(
+                f"the Delta table {self._place} does not take the rows: {_first_line(error)}. What is staged stays, "
+                "and comes when the table, or the code, is put right and the job is started"
+            ) from error
         return True
 
     def _opened(self) -> Any:
@@ -212,6 +239,10 @@ class DeltaLog:
 
 
 _REMOVED: Final = "__stillstate_removed"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def statistics_of(metadata: pq.FileMetaData) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,8 @@ def prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of a job with a checkpoint; whoever prepares the host writes its process id and waits."""
     config = tmp_path / "stillstate.yaml"
     config.write_text("version: 1\njobs:\n  flights: {entry_point: a:b, store: store}\n")
-    code = f"import os, time; open({str(tmp_path / 'made')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    os.mkfifo(tmp_path / "made")
+    code = f"import os, signal; open({str(tmp_path / 'made')!r}, 'w').write(str(os.getpid())); signal.pause()"
     monkeypatch.setattr(supervisor, "PREPARE", (sys.executable, "-c", code))
     monkeypatch.setattr(supervisor, "_look", lambda *_: (7, False))
     monkeypatch.setattr(prepare, "is_wanted_by_itself", lambda: True)
@@ -190,20 +191,19 @@ def test_a_supervisor_prepares_the_host_behind_a_checkpoint_and_takes_it_along(p
     """What it began ends with it: nobody would look after it."""
     looks = iter([(None, False), (0, False), (7, False)])
     monkeypatch.setattr(supervisor, "_look", lambda *_: next(looks))
-    made, said = prepares.parent / "made", []
+    said: list[str] = []
+    began: list[int] = []
 
     def wait(seconds: float) -> bool:
         if not said:
             return False  # it waits for a checkpoint
-        deadline_s = time.monotonic() + 60
-        while not (made.exists() and made.read_text()) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        began.append(int((prepares.parent / "made").read_text()))  # a pipe: until the process writes
         return True  # the supervisor ends
 
     _beside(str(prepares), "flights", said.append, wait)
     assert next(looks, None) is None
     assert said == ["prepares this host, so that drivers start faster: once, with low priority (launcher.prepare)"]
-    assert not psutil.pid_exists(int(made.read_text()))
+    assert not psutil.pid_exists(began[0])
 
 
 @pytest.mark.parametrize("why", ["a setting", "it is done", "no Java"])
@@ -218,6 +218,6 @@ def test_a_host_is_not_prepared_where_nobody_wants_it(
     else:
         monkeypatch.setattr(prepare, "is_wanted_by_itself", (lambda: False) if why == "it is done" else no_java)
     said: list[str] = []
+    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda *_, **__: pytest.fail("nobody wants it"))
     _beside(str(prepares), "flights", said.append, lambda seconds: False)
-    assert not (prepares.parent / "made").exists()
     assert said == (["this host is not prepared: no Java"] if why == "no Java" else [])

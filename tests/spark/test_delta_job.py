@@ -106,3 +106,21 @@ def test_a_function_learns_who_writes(spark: SparkSession, tmp_path: Path) -> No
     }
     assert sorted({info.epoch for info in told}) == [info.epoch for info in told]
     assert sum(counted) <= KEYS + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "asks"),
+    [
+        (lambda df, epoch: None, False),
+        (lambda df, epoch, place="here": None, False),
+        (lambda df, epoch, *more: None, False),
+        (lambda df, epoch, *, place="here": None, False),
+        (lambda df, epoch, who: None, True),
+        (lambda df, epoch, info=None: None, True),
+        (print, False),
+    ],
+    ids=["two", "a default", "any", "by name", "three", "named info", "in C"],
+)
+def test_an_argument_that_a_function_has_for_itself_is_left_to_it(function: Any, asks: bool) -> None:
+    """`lambda df, epoch, place=place: …` is how functions are made in a loop: its place must stay what it was."""
+    assert foreach_epoch(function)._takes_info is asks  # type: ignore[attr-defined]

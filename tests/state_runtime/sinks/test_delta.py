@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from tenacity import wait_none
 
 from state_runtime.base import faults
@@ -154,7 +154,7 @@ def test_a_table_that_takes_no_commit_says_so_and_keeps_what_is_staged(
     sink._log = DeltaLog(str(tmp_path), None, SYSTEM_CLOCK, wait=wait_none())
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise DeltaError("no")
+        raise CommitFailedError("no")
 
     output = staged(spec, 2, [{"k": "b", "n": 2}])
     monkeypatch.setattr(DeltaTable, "create_write_transaction", refuse)
@@ -163,6 +163,48 @@ def test_a_table_that_takes_no_commit_says_so_and_keeps_what_is_staged(
     monkeypatch.undo()
     sink.publish_again(spec, output, None)
     assert len(rows_of(tmp_path)) == 2
+
+
+def test_an_error_that_would_come_again_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried again for a minute, and then by every restart, it would be taken for a store that is away."""
+    sink, spec = sink_of(tmp_path)
+    sink.publish(spec, staged(spec, 1, [{"k": "a", "n": 1}]), None)
+    asked: list[int] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        asked.append(1)
+        raise DeltaError("the table needs a writer feature\nand more")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", refuse)
+    with pytest.raises(
+        InvalidPipeline, match=r"does not take the rows: the table needs a writer feature. What is staged stays"
+    ):
+        sink.publish(spec, staged(spec, 2, [{"k": "b", "n": 2}]), None)
+    assert len(asked) == 1
+
+
+def test_a_store_that_is_away_is_tried_again_whatever_the_library_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, spec = sink_of(tmp_path)
+    sink.publish(spec, staged(spec, 1, [{"k": "a", "n": 1}]), None)
+    sink._log = DeltaLog(str(tmp_path), None, SYSTEM_CLOCK, wait=wait_none())
+    commit, away = DeltaTable.create_write_transaction, ["Kernel error: Generic S3 error: error sending request"]
+
+    def once(self: Any, *given: Any, **named: Any) -> None:
+        if away:
+            raise DeltaError(away.pop())
+        commit(self, *given, **named)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", once)
+    sink.publish(spec, staged(spec, 2, [{"k": "b", "n": 2}]), None)
+    assert len(rows_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.null(), pa.time64("us")])
+def test_types_that_a_table_cannot_have_are_refused_when_the_job_is_built(tmp_path: Path, kind: pa.DataType) -> None:
+    with pytest.raises(InvalidPipeline, match=r"'odd'.* cast it in a transform"):
+        sink_of(tmp_path, pa.schema([("k", pa.string()), ("odd", kind)]))
 
 
 def test_an_unknown_outcome_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark.errors import PySparkException
 
 from state_runtime import StreamingJob, aggregates
 from state_runtime.base.errors import InvalidConfiguration
@@ -28,10 +27,8 @@ def session_of(version: str) -> Any:
 @pytest.fixture
 def of_connect() -> Any:
     """A session of Spark Connect itself; no server is asked until a row is."""
-    try:
-        from pyspark.sql.connect.session import SparkSession
-    except (ImportError, PySparkException) as missing:
-        pytest.skip(f"Spark Connect needs packages that are not installed: {missing}")
+    from pyspark.sql.connect.session import SparkSession  # its packages are in the extra `dev`
+
     return SparkSession(NOWHERE)
 
 
