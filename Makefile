@@ -48,11 +48,11 @@ demo-check: setup ## The same demo without a person: kills the driver three time
 
 .PHONY: test
 test: setup ## All tests but the kinds below, which take longer (needs no network and no running service)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser'
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser and not servers'
 
 .PHONY: test-long
 test-long: setup ## Whole jobs in all their settings: round trips, conversions, imports, savepoints, intervals, secrets (CI runs them too)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster and not browser'
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster and not browser and not servers'
 
 .PHONY: test-parity
 test-parity: setup ## Each operator and processor beside Spark's own, row by row (CI runs them too)
@@ -70,11 +70,11 @@ test-public: setup ## The core suite by Spark's public API alone: what it keeps 
 # Of a job, of plans and of what is read of Spark's files; `all` is what `make test` and the kinds beside it run.
 VERSIONS ?= 4.1 4.2
 SUITES ?= core
-QUICK := -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser'
+QUICK := -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser and not servers'
 SUITES_core := $(QUICK) $(CORE) tests/spark/test_refused.py tests/spark/test_rebound.py tests/spark/test_frames.py \
   tests/spark/test_queries.py tests/state_runtime/spark tests/state_runtime/pipeline tests/test_spark_internals.py
 SUITES_oldest := $(QUICK) tests/spark/test_frames.py tests/spark/test_job.py tests/state_runtime/spark tests/test_spark_internals.py
-SUITES_all := -m 'not kill and not cluster and not browser' tests
+SUITES_all := -m 'not kill and not cluster and not browser and not servers' tests
 .venvs/%/.stillstate-ready: setup.cfg pyproject.toml constraints.txt
 	@echo 'Making .venvs/$* and installing PySpark $* (450 MB) and the rest into it: two to five minutes, once.'
 	$(PYTHON) -m venv .venvs/$*
@@ -106,6 +106,20 @@ test-kill: setup ## Drivers that are killed at every point and started again
 test-cluster: setup ## Tests on Spark clusters of several processes, started on loopback
 	$(BIN)/python -m pytest -m cluster
 
+BROKER := .kafka/.stillstate-ready
+$(BROKER): examples/servers/kafka-pom.xml
+	@command -v mvn >/dev/null || { echo 'Maven is needed for the broker of Kafka, and not on the path. On Debian: apt-get install maven'; exit 1; }
+	@echo 'Getting a Kafka broker (43 MB) into .kafka: half a minute, once.'
+	mvn -q -B -f examples/servers/kafka-pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka/lib
+	@touch $(BROKER)
+
+.PHONY: kafka
+kafka: $(BROKER) ## Get a Kafka broker, for the demo and tests
+
+.PHONY: test-servers
+test-servers: setup kafka ## Kafka and PostgreSQL, real ones: sources and sinks, servers that are killed (needs PostgreSQL and Maven; CI runs them too)
+	$(BIN)/python -m pytest -m 'servers and not kill and not long'
+
 BROWSER_READY := $(VENV)/.stillstate-browser-ready
 $(BROWSER_READY): $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
@@ -136,7 +150,7 @@ test-sample: setup ## A sample of test-kill and test-cluster, which CI has the t
 
 .PHONY: test-quick
 test-quick: setup ## Tests that start no Spark
-	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster and not browser'
+	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster and not browser and not servers'
 
 .PHONY: test-of
 test-of: setup ## The tests nearest to FILE=path: named after it, or with it in their imports (twenty files of tests at most)

@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from examples.servers.kafka import KafkaBroker
+
 ROOT = Path(__file__).parent.parent
 
 # `make test` draws the same examples each time, so that it says of the code what it said before; soaks draw new ones.
@@ -56,3 +58,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with everything_refused() if os.environ.get("STILLSTATE_TEST_SPARK") == "public" else nullcontext():
         yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One broker for all tests that do not kill it; each test makes topics of its own."""
+    from examples.servers.kafka import KafkaBroker
+
+    with KafkaBroker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+        yield broker

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from tests.import_map import PACKAGES, ROOT, all_imports, imports_of, module_of
 
-SELECTION = "not long and not parity and not spark_suite and not kill and not cluster and not browser"
+SELECTION = "not long and not parity and not spark_suite and not kill and not cluster and not browser and not servers"
 """Those that `make test` runs."""
 NEAREST_MAX = 20
 NO_TESTS_RAN = 5
