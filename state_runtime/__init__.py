@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from state_runtime import sources
     from state_runtime.base.progress import Progress
     from state_runtime.base.settings import JobSettings
     from state_runtime.driver.run import RunResult
@@ -49,6 +50,7 @@ __all__ = [
     "build_session",
     "foreach_epoch",
     "query_state",
+    "sources",
     "windows",
 ]
 
@@ -79,6 +81,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in ("aggregates", "windows"):
         return import_module(f"state_runtime.processors.declared.{name}")
+    if name == "sources":
+        return import_module("state_runtime.sources")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

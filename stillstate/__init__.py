@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         build_session,
         foreach_epoch,
         query_state,
+        sources,
         windows,
     )
     from stillstate import errors, reading, testing
@@ -75,6 +76,7 @@ __all__ = [
     "foreach_epoch",
     "query_state",
     "reading",
+    "sources",
     "testing",
     "windows",
 ]

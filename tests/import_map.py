@@ -66,6 +66,7 @@ FLOORS = (
     "state_runtime/maintenance",
     "state_runtime/reading",
     "state_runtime/sinks",
+    "state_runtime/sources",
     "state_runtime/materialize",
     "state_runtime/task",
     "state_runtime/placement",

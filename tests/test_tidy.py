@@ -117,8 +117,9 @@ MAY_IMPORT_THEM = {
     # Dates and times as user code sees them; the zone of the session.
     "state_runtime/processors/user/value_codec.py": {"datetime", "time"},
     "state_runtime/maintenance/retention/policy.py": {"datetime"},
+    "state_runtime/sources/kafka.py": {"datetime"},
 }
-CALENDAR_ONLY = {"state_runtime/maintenance/retention/policy.py"}
+CALENDAR_ONLY = {"state_runtime/maintenance/retention/policy.py", "state_runtime/sources/kafka.py"}
 """They take times apart, and read no clock."""
 READS_TIME_OR_CHANCE = re.compile(
     r"(time\.(time|time_ns|monotonic|perf_counter|sleep)|datetime\.(now|utcnow|today)|date\.today|uuid\.uuid\d"
@@ -177,6 +178,7 @@ MAY_IMPORT_PYSPARK = {
     "state_runtime/placement",
     "state_runtime/pipeline",
     "state_runtime/processors/user",
+    "state_runtime/sources",
     "state_runtime/spark",
 }
 MAY_IMPORT_PANDAS = {
@@ -235,6 +237,7 @@ PUBLIC_OF_PYSPARK = {
     "pyspark.sql.datasource",
     "pyspark.sql.functions",
     "pyspark.sql.streaming",
+    "pyspark.sql.streaming.datasource",
     "pyspark.sql.streaming.query",
     "pyspark.sql.streaming.stateful_processor",
     "pyspark.sql.types",

@@ -58,7 +58,8 @@ _NO_KAFKA = "Failed to find data source: kafka"
 _KAFKA_CONNECTOR = (
     "Spark has no connector for Kafka; name it in stillstate.yaml, under the job or under defaults: spark: {conf: "
     "{spark.jars.packages: org.apache.spark:spark-sql-kafka-0-10_2.13:" + spark_version + "}} "
-    "(the version of Spark, or the newest one before it that is published)"
+    "(the version of Spark, or the newest one before it that is published), or read with stillstate.sources.kafka, "
+    "which needs none"
 )
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 _FILE_AGE: Final = "7d"

@@ -1,0 +1,12 @@
+"""Sources that need no connector of Spark's, and keep exact positions in snapshots.
+
+A source is given to `read()` as it is, or opened with `load(spark)` where a query needs the DataFrame:
+
+    job.read(sources.kafka("orders", bootstrap_servers="broker:9092"))
+"""
+
+from __future__ import annotations
+
+from state_runtime.sources.kafka import KafkaSource as kafka
+
+__all__ = ["kafka"]
