@@ -143,6 +143,7 @@ class Drivers:
 
     Args:
         command: of a start: the first driver's, and that of all later ones.
+        keeps_one_waiting: asked behind each driver's first checkpoint.
         say: for the log.
     """
 
@@ -151,7 +152,7 @@ class Drivers:
         command: Callable[[bool], Sequence[str]],
         environment: Callable[[str], Mapping[str, str]],
         *,
-        keeps_one_waiting: bool,
+        keeps_one_waiting: Callable[[], bool],
         say: Callable[[str], object],
     ) -> None:
         self._command = command
@@ -200,7 +201,7 @@ class Drivers:
             self._say(f"process {driver.process.pid} stands by")
         if word == ENDED and driver is self._waiting:
             self._say(f"process {driver.process.pid}, which stood by, has ended; the next start is an ordinary one")
-        if word != AT_WORK or not self._keeps_one_waiting:
+        if word != AT_WORK or not self._keeps_one_waiting():
             return
         with self._lock:
             if driver is not self._working or self._waiting is not None or self._is_ending:

@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
     drivers = Drivers(
         lambda is_first: [*command, *(once if is_first else [])],
         lambda cause: {**os.environ, SUPERVISOR_ENV: str(os.getpid()), CAUSE_ENV: cause},
-        keeps_one_waiting=bool(int(standby)),
+        keeps_one_waiting={"true": lambda: True, "false": lambda: False, "auto": _memory_is_left}[standby],
         say=say,
     )
 
@@ -194,6 +194,12 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         ended.set()
         drivers.end()
+
+
+def _memory_is_left() -> bool:
+    from stillstate.orchestration.running.memory import has_room_for_standby
+
+    return has_room_for_standby()
 
 
 def _beside(config: str, job: str, say: Callable[[str], object], wait: Callable[[float], bool]) -> None:

@@ -21,18 +21,8 @@ from rich.table import Table
 
 from examples.flights.data import FLIGHTS_2013, FlightsChanged, FlightsMissing
 from examples.flights.replay import DAYS_IN_YEAR, DEFAULT_SPEED, InboxNotContiguous, delivered_flights
-from examples.flights.stack import (
-    CONFIG,
-    JOB,
-    ROOT,
-    START_JOB,
-    STOP_JOB,
-    DagsterRefused,
-    NotADemoFolder,
-    Stack,
-    WaitedTooLong,
-    free_port,
-)
+from examples.flights.stack import CONFIG, JOB, START_JOB, STOP_JOB, Stack
+from examples.servers.dagster import ROOT, DagsterRefused, NotADemoFolder, WaitedTooLong, free_port
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog

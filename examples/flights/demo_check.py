@@ -1,4 +1,5 @@
-"""The demo without a person: it kills the driver three times and proves that the result is right.
+"""The demo without a person: it kills the driver three times, once with all of the job's processes, and proves that the
+result is right.
 
 ``python -m examples.flights.demo_check`` (or ``make demo-check``). Ends by itself; exit code 0 only if everything in
 the printed list holds, 1 if something does not, 2 if it could not begin.
@@ -18,13 +19,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from examples.flights import oracle
 from examples.flights.data import FLIGHTS_2013, FlightsChanged, FlightsMissing
@@ -32,20 +32,9 @@ from examples.flights.demo import ProgressReader
 from examples.flights.moments import MOMENTS, EpochFiles, Moment
 from examples.flights.replay import DAYS_IN_YEAR
 from examples.flights.screenshots import BrowserMissing, take_screenshots
-from examples.flights.stack import (
-    CONFIG,
-    JOB,
-    RECOVER_JOB,
-    ROOT,
-    START_JOB,
-    STOP_JOB,
-    DagsterRefused,
-    Materialization,
-    NotADemoFolder,
-    Stack,
-    WaitedTooLong,
-    wait_for,
-)
+from examples.flights.stack import CONFIG, JOB, RECOVER_JOB, START_JOB, STOP_JOB, Stack
+from examples.servers.checklist import CheckFailed, Checklist
+from examples.servers.dagster import ROOT, DagsterRefused, Materialization, NotADemoFolder, WaitedTooLong, wait_for
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
@@ -62,8 +51,9 @@ SPEED: Final = DAYS_IN_YEAR / 80
 FIRST_PART_DAYS: Final = 210
 """The rest of the year is delivered after the second driver was turned away, for the first one to go on with."""
 
-KILLS: Final = ((0.10, MOMENTS[0]), (0.35, MOMENTS[1]), (0.70, MOMENTS[2]))
-"""After which share of the year's flights, and at which moment of an epoch, each kill happens."""
+KILLS: Final = ((0.10, MOMENTS[0], False), (0.35, MOMENTS[1], False), (0.70, MOMENTS[2], True))
+"""After which share of the year's flights, and at which moment of an epoch, each kill happens; and whether it takes the
+process beside the driver, too, which starts it again: then Dagster is left."""
 
 # Bounds of the waits, in seconds; several times what two cores need.
 _START_S: Final = 120.0
@@ -77,44 +67,6 @@ _SENSOR_S: Final = 60.0
 _MOMENT_POLL_S: Final = 0.0005  # some moments last a few milliseconds
 
 
-class CheckFailed(AssertionError):
-    """Something that must hold does not; the message says what was found."""
-
-
-@dataclass
-class Checklist:
-    """What was checked, in order; printed at the end, whatever happened."""
-
-    console: Console
-    started_s: float = field(default_factory=monotonic)
-    rows: list[tuple[str, bool, str]] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Say what goes on."""
-        self.console.print(f"[dim]{monotonic() - self.started_s:6.1f} s[/]  {text}", soft_wrap=True, highlight=False)
-
-    def holds(self, what: str, condition: bool, found: str) -> None:
-        """Record one check.
-
-        Raises:
-            CheckFailed: It does not hold; what follows would prove nothing.
-        """
-        self.rows.append((what, condition, found))
-        self.note(f"{'[green]holds[/]' if condition else '[red]fails[/]'}  {what}: {found}")
-        if not condition:
-            raise CheckFailed(f"{what}: {found}")
-
-    def print_table(self) -> None:
-        """The whole list."""
-        table = Table(title=f"demo-check, {monotonic() - self.started_s:.0f} s")
-        table.add_column("")
-        table.add_column("what must hold")
-        table.add_column("what was found")
-        for what, condition, found in self.rows:
-            table.add_row("[green]✓[/]" if condition else "[red]✗[/]", what, found)
-        self.console.print(table)
-
-
 @dataclass(frozen=True)
 class Kill:
     """One driver that was killed."""
@@ -123,6 +75,7 @@ class Kill:
     moment: str
     snapshot_id: int
     at_s: float
+    is_of_all: bool
 
 
 class Checker:
@@ -142,9 +95,9 @@ class Checker:
             CheckFailed, WaitedTooLong, DagsterRefused, StillstateError: Something does not hold.
         """
         self._start()
-        for share, moment in KILLS:
+        for share, moment, is_of_all in KILLS:
             self._wait_for_flights(int(FLIGHTS_2013 * share))
-            self._recovered(self._kill(moment))
+            self._recovered(self._kill(moment, is_of_all=is_of_all))
             if len(self._kills) == 2:
                 self._second_driver_is_turned_away()
                 self._first_goes_on()
@@ -179,31 +132,33 @@ class Checker:
             f"run {run_id[:8]}, term {status.term if status else None}",
         )
 
-    def _kill(self, moment: Moment) -> Kill:
+    def _kill(self, moment: Moment, *, is_of_all: bool) -> Kill:
         status = self._catalog.status()
         if status is None or (process := process_of(status, JOB)) is None:
             raise CheckFailed(f"there is no driver to kill: {status}")
         group = os.getpgid(process.pid)
-        if group != process.pid:
-            raise CheckFailed(
-                f"process {process.pid} does not lead a process group of its own; killing {group} is not safe"
-            )
+        if group != status.supervisor_pid:
+            raise CheckFailed(f"process {process.pid} is in a group of another's; killing {group} is not safe")
         files = EpochFiles(self._stack.work, self._catalog, status.term)
         deadline, pause, tries = monotonic() + _MOMENT_S, threading.Event(), 0
         while True:
             if moment.holds(files) and (tries := tries + 1):
                 os.killpg(group, signal.SIGSTOP)
                 found = moment.holds(files)
-                os.killpg(group, signal.SIGKILL if found else signal.SIGCONT)
+                if found:
+                    kill = Kill(status.term, moment.name, files.committed(), monotonic(), is_of_all)
+                    os.killpg(group, signal.SIGKILL) if is_of_all else os.kill(process.pid, signal.SIGKILL)
+                if not (found and is_of_all):
+                    os.killpg(group, signal.SIGCONT)
                 if found:
                     break
             if monotonic() > deadline:
                 raise WaitedTooLong(f"waited {_MOMENT_S:g} s for an epoch in which {moment.name} ({tries} near misses)")
             pause.wait(_MOMENT_POLL_S)
-        kill = Kill(status.term, moment.name, files.committed(), monotonic())
         self._kills.append(kill)
         self._list.note(
-            f"killed process group {group} (term {kill.term}) while {kill.moment}, after snapshot {kill.snapshot_id}"
+            f"killed {f'process group {group}' if is_of_all else f'process {process.pid}'} (term {kill.term}) while "
+            f"{kill.moment}, after snapshot {kill.snapshot_id}"
         )
         return kill
 
@@ -212,7 +167,7 @@ class Checker:
             status = self._running()
             return status if status is not None and status.term > kill.term else None
 
-        status = wait_for("the recovery sensor to bring the driver back", next_term, _RECOVERY_S)
+        status = wait_for("the driver to be brought back", next_term, _RECOVERY_S)
         back_s = monotonic() - kill.at_s
 
         def progressed() -> bool:
@@ -221,7 +176,8 @@ class Checker:
 
         wait_for(f"the first checkpoint of term {status.term}", progressed, _PROGRESS_S)
         self._list.holds(
-            f"kill {len(self._kills)}, while {kill.moment}: back without help",
+            f"kill {len(self._kills)}{', of all of its processes' if kill.is_of_all else ''}, while {kill.moment}: back "
+            "without help",
             status.term == kill.term + 1,
             f"term {kill.term} → {status.term}; running after {back_s:.0f} s, "
             f"next checkpoint after {monotonic() - kill.at_s:.0f} s",
@@ -280,10 +236,10 @@ class Checker:
     def _one_recovery_run_per_failure(self) -> None:
         runs = self._stack.dagster.runs({JOB_TAG: JOB, ACTION_TAG: "recover"})
         terms = sorted(int(run.tags.get(TERM_TAG, "-1")) for run in runs)
-        wanted = sorted(kill.term for kill in self._kills)
+        wanted = sorted(kill.term for kill in self._kills if kill.is_of_all)
         ok = terms == wanted and all(run.status == "SUCCESS" and run.job == RECOVER_JOB for run in runs)
         found = ", ".join(f"term {run.tags.get(TERM_TAG)}: {run.status}" for run in reversed(runs)) or "none"
-        self._list.holds("exactly one recovery run per failure", ok, found)
+        self._list.holds("exactly one recovery run, of the kill that left nothing", ok, found)
 
     def _checkpoints_are_in_dagster(self) -> None:
         newest = max(self._progress.checkpoint_ids)
@@ -368,7 +324,7 @@ def _orderly_end() -> Iterator[None]:
 
 def check(work: Path, *, port: int, screenshots: Path | None, console: Console) -> int:
     """Run the whole check; return the exit code. Nothing that it started runs afterwards."""
-    checklist = Checklist(console)
+    checklist = Checklist(console, "demo-check")
     failures = (CheckFailed, WaitedTooLong, DagsterRefused, BrowserMissing, StillstateError, subprocess.TimeoutExpired)
     with _orderly_end(), Stack(work, port=port, fresh=True) as stack:
         try:

@@ -19,7 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from examples.flights.stack import CODE_LOCATION, JOB, Dagster, wait_for
+from examples.flights.stack import JOB
+from examples.servers.dagster import CODE_LOCATION, Dagster, wait_for
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

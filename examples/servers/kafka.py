@@ -49,7 +49,8 @@ class KafkaBroker:
         given = {**_properties(folder, port, controller_port), **(settings or {})}
         self._file = folder / "server.properties"
         self._file.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # An id must not begin with a dash, which the tool takes for an option: a first byte of 0 is written as A.
+        cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._file)]
         subprocess.run([*_java(), *tool], check=True, capture_output=True, stdin=subprocess.DEVNULL)
 

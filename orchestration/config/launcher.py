@@ -84,9 +84,10 @@ class LauncherSpec(SettingsGroup):
     restarts: int = Field(default=3, ge=0, le=50)
     """`local`: how often in a row, without a new checkpoint, a process beside the driver starts it again in place when
     it dies, before Dagster does. 0: there is no such process."""
-    standby: bool = False
+    standby: bool | Literal["auto"] = "auto"
     """`local`: a second driver process stands by, with Java and Spark's session ready, and replaces one that dies: most
-    of a restart is done by then. It takes the memory of an idle driver."""
+    of a restart is done by then. It takes the memory of an idle driver. `auto`: if half of the machine's memory, and 4
+    GiB, are free behind the driver's first checkpoint."""
     prepare: bool = True
     """`local`: behind a job's first checkpoint, the process beside the driver makes the host's drivers start faster, as
     `stillstate prepare` does, if that was not done yet and memory is left: once, for about a minute, with low
@@ -133,7 +134,7 @@ def contradictions(launcher: LauncherSpec) -> Iterator[tuple[tuple[str, ...], st
         if key in given:
             other = "spark-submit" if launcher.kind == "local" else "local"
             yield (key,), f"is of `kind: {other}`; this launcher is of `kind: {launcher.kind}`"
-    if launcher.standby and not launcher.restarts:
+    if launcher.standby is True and not launcher.restarts:
         yield ("standby",), "needs `restarts`: the process beside the driver, which calls the one that stands by"
     if launcher.kind == "local":
         return

@@ -98,7 +98,7 @@ class LocalLauncher(StoreLauncher):
         restarts = self._job.launcher.restarts
         if not restarts:
             return [*driver, *once]
-        standby = str(int(self._job.launcher.standby))
+        standby = str(self._job.launcher.standby).lower()
         ours = [sys.executable, "-m", SUPERVISOR_MODULE, str(self._config), self._job.name, str(restarts), standby]
         return [*ours, *once, "--", *driver]
 

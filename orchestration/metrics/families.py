@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from state_runtime.base.source_state import SourceState
 from state_runtime.snapshot.manifest import Manifest
 from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen
 from stillstate.orchestration.probes.pool import NOT_SEEN
@@ -47,6 +48,13 @@ _GAUGES: Final[Mapping[str, str]] = {
     "stillstate_savepoint_age_seconds": "Age of the newest complete savepoint when the job was looked at.",
 }
 
+_SOURCE_GAUGES: Final[Mapping[str, str]] = {
+    "stillstate_source_behind_records": "Records (offsets) that the job has not read.",
+    "stillstate_source_oldest_unread_age_seconds": "Age of the oldest of them that was looked at; 0 if none waits.",
+    "stillstate_source_away_seconds": "For how long the source has not answered; 0 if it does.",
+    "stillstate_source_retention_left_seconds": "When the source removes the first record that the job has not read.",
+}
+
 
 def families(
     vitals: Mapping[str, Vitals], savepoints: Mapping[str, SavepointsSeen], now_ms: int, is_file_read: bool
@@ -63,7 +71,13 @@ def families(
     health = GaugeMetricFamily(
         "stillstate_job_health", "1 for the health that the job has, 0 for each other.", labels=["stream", "health"]
     )
+    of_sources = {
+        name: GaugeMetricFamily(name, text, labels=["stream", "source"]) for name, text in _SOURCE_GAUGES.items()
+    }
     for job, seen in vitals.items():
+        for source in seen.status.sources if seen.status is not None else ():
+            for name, value in _of_source(source, now_ms).items():
+                of_sources[name].add_metric([job, source.name], value)
         for name in HEALTHS:
             health.add_metric([job, name], float(seen.health == name))
         for name, value in (_of_look(seen, now_ms) | _of_savepoints(savepoints.get(job), now_ms)).items():
@@ -75,7 +89,7 @@ def families(
         "1 if stillstate.yaml could be read, else 0.",
         value=float(is_file_read),
     )
-    return [read, health, *gauges.values(), runs]
+    return [read, health, *gauges.values(), *of_sources.values(), runs]
 
 
 def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
@@ -105,6 +119,16 @@ def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
             "stillstate_state_rows": float(progress.state_rows),
             "stillstate_table_bytes": float(progress.table_bytes),
         }
+    return found
+
+
+def _of_source(source: SourceState, now_ms: int) -> dict[str, float]:
+    found = {"stillstate_source_away_seconds": source.away_s(now_ms)}
+    if source.behind >= 0:
+        found["stillstate_source_behind_records"] = float(source.behind)
+        found["stillstate_source_oldest_unread_age_seconds"] = source.age_s(now_ms)
+    if source.retention_left_s >= 0:
+        found["stillstate_source_retention_left_seconds"] = source.retention_left_s
     return found
 
 

@@ -74,6 +74,9 @@ def judge_alive(
     if verdict == "healthy" and is_unproven:
         headline = "the driver was brought back, and its first checkpoint has not come yet"
         return Alive(level="warn", headline=headline, reason=health.reason, verdict=verdict)
+    if health.source is not None:
+        headline = f"the driver runs, and {health.source.headline}"
+        return Alive(level="warn", headline=headline, reason=health.reason, verdict=verdict)
     if health.is_well:
         return Alive(
             level="warn" if health.standing == "coming" else "ok",

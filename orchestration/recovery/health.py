@@ -27,6 +27,7 @@ from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.recovery.sources import SourceTrouble, source_trouble
 from stillstate.orchestration.text import time_text
 
 __all__ = ["STANDINGS", "Health", "Standing", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
@@ -88,6 +89,7 @@ class Health:
         is_wanted: no end of the run was requested.
         is_overdue: of one that is migrating: its migration is not continued.
         since_ms: when this began, as the driver has reported; 0: it has not.
+        source: of one that runs: what is wrong with one of its sources.
     """
 
     verdict: Verdict
@@ -95,6 +97,7 @@ class Health:
     is_wanted: bool = True
     is_overdue: bool = False
     since_ms: int = 0
+    source: SourceTrouble | None = None
 
     @property
     def standing(self) -> Standing:
@@ -172,7 +175,9 @@ def decide(
             "the stacks of its threads are in its log",
         )
     elif age_s <= policy.heartbeat_timeout_s:
-        return Health("healthy", f"{who} runs; {heard}", since_ms=status.started_at_ms)
+        trouble = source_trouble(status.sources, now_ms)
+        also = f"; {trouble.headline}: {trouble.reason}" if trouble is not None else ""
+        return Health("healthy", f"{who} runs; {heard}{also}", since_ms=status.started_at_ms, source=trouble)
     else:
         health = Health("silent", f"{who} does not answer; {heard}, limit {policy.heartbeat_timeout_s:g} s")
     health = replace(health, since_ms=since_ms)

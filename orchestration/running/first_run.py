@@ -33,6 +33,7 @@ __all__ = ["Counts", "main", "small_jobs"]
 _ROWS: Final = 1_000
 _FILES: Final = 3
 _NICE: Final = 10
+_POLL_S: Final = 0.1
 
 
 class Counts(StatefulProcessor):
@@ -63,22 +64,29 @@ def main(folder: Path, archive: Path) -> None:
         {JAVA_OPTIONS: f'"-XX:ArchiveClassesAtExit={archive}" -Xlog:cds*=off', "spark.sql.session.timeZone": "UTC"},
     )
     for run in small_jobs(session, folder):
-        run()
+        run(lambda: False)
     end_java(session)
 
 
-def small_jobs(session: SparkSession, folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield the jobs, each to be run to the end of its input; they use only the folder."""
+def small_jobs(session: SparkSession, folder: Path) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Yield the jobs, each to be run to the end of its input, or until the function that it is given says that it is
+    not wanted any more; they use only the folder."""
     _write_input(folder / "parquet", folder / "json")
     for build in (_counts, _minutes):
         yield partial(_run, session, folder, build)
 
 
-def _run(session: SparkSession, folder: Path, build: Callable[[StreamingJob, Path], None]) -> None:
+def _run(
+    session: SparkSession, folder: Path, build: Callable[[StreamingJob, Path], None], is_over: Callable[[], bool]
+) -> None:
     settings = JobSettings(parallelism=2, local_dir=str(folder / "local"))
     job = JobContext(build.__name__.strip("_"), str(folder / "store"), {}, settings).job()
     build(job, folder)
-    job.run(session, trigger={"availableNow": True})
+    running = job.start(session, trigger={"availableNow": True})
+    while not running.awaitTermination(_POLL_S):
+        if is_over():
+            running.stop()
+            return
 
 
 def _counts(job: StreamingJob, folder: Path) -> None:

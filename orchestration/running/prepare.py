@@ -10,20 +10,18 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import Unavailable
 from state_runtime.spark.class_archive import archive_folder, archive_key, archive_name, archives_of, find_archive
 from state_runtime.spark.java import require_java
 from state_runtime.state.sealed_files import is_abandoned, make_private_folder
+from stillstate.orchestration.running.memory import free_memory_bytes
 
 __all__ = ["archive_of_host", "is_wanted_by_itself", "make_archive", "remove_archives"]
 
 RUN_S_MAX: Final = 900.0
 ROOM_BYTES: Final = 3 << 30
 """What a small job of Spark takes at most (1.1 GiB), and as much again for the job beside it to grow."""
-_GROUP: Final = Path("/sys/fs/cgroup")
 _TAIL_LINES: Final = 5
 _MAKING: Final = ".making-"
 
@@ -45,18 +43,7 @@ def is_wanted_by_itself() -> bool:
         MissingJava: no Java 17 or newer.
     """
     is_being_made = any(not is_abandoned(left, SYSTEM_CLOCK) for left in archive_folder().glob(f"{_MAKING}*"))
-    return not is_being_made and _free_bytes() >= ROOM_BYTES and archive_of_host() is None
-
-
-def _free_bytes() -> int:
-    """Return the memory that is free here: of the machine, and of this process's control group if that has a limit."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((_GROUP / "memory.max").read_text())
-        used = int((_GROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free  # no control group here, or no limit
-    return min(free, limit - used)
+    return not is_being_made and free_memory_bytes() >= ROOM_BYTES and archive_of_host() is None
 
 
 def make_archive() -> Path:

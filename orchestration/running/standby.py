@@ -132,7 +132,7 @@ def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable
         for run in small_jobs(session, Path(folder)):
             if supervised.is_called():
                 break
-            run()
+            run(supervised.is_called)
     cause = supervised.wait()
     changed = changed_since(loaded)
     if changed is not None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
+from state_runtime.base.source_state import SourceState
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry, TimeEntry
 from state_runtime.snapshot.term_files import RunStatus
@@ -23,6 +24,7 @@ from stillstate.orchestration.probes.look import Look
 from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
 from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.recovery.sources import source_trouble
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
 
@@ -70,6 +72,7 @@ class JobRow:
         exit_code: of a driver that failed, or of the command if the root could not be read; else 0.
         slowest: operator and shard of the task that took longest; empty if no rows are in flight.
         seen_at_ms: when the job was looked at; all ages are as of then. None if it was not seen.
+        sources: how far it is behind those of its sources that can be asked.
     """
 
     job: str
@@ -92,6 +95,7 @@ class JobRow:
     inflight_age_s: float | None = None
     slowest: str = ""
     seen_at_ms: int | None = None
+    sources: tuple[SourceState, ...] = ()
 
     @staticmethod
     def of(job: str, look: Look | NoLook) -> JobRow:
@@ -124,6 +128,7 @@ class JobRow:
             exit_code=trouble.exit_code if trouble is not None else _exit_code(seen),
             slowest=progress.inflight.slowest if waiting and progress is not None and progress.inflight else "",
             seen_at_ms=now_ms,
+            sources=() if status is None else status.sources,
         )
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -298,6 +303,11 @@ def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | Non
     return said or (latest.parallelism if latest is not None else None)
 
 
+def _behind(source: SourceState, now_ms: int) -> str:
+    age = f", the oldest of {duration_text(source.age_s(now_ms))} ago" if source.oldest_unread_ms else ""
+    return f"{count_text(source.behind)} records of {source.name} are not read yet{age}"
+
+
 def _why(row: JobRow) -> str:
     if row.health not in ("healthy", "starting"):
         return row.reason
@@ -305,6 +315,10 @@ def _why(row: JobRow) -> str:
     if row.inflight_rows:
         told.append(f"{count_text(row.inflight_rows)} rows in flight, oldest {_age(row.inflight_age_s)}")
         told += [f"slowest {row.slowest}"] if row.slowest else []
+    now_ms = row.seen_at_ms or 0
+    trouble = source_trouble(row.sources, now_ms)
+    told += [trouble.reason] if trouble is not None else []
+    told += [_behind(source, now_ms) for source in row.sources if source.behind > 0 and trouble is None]
     return "; ".join(told) or ("" if row.health == "healthy" else row.reason)
 
 

@@ -84,7 +84,8 @@ class Progress:
         duration_ms: the whole epoch, from Spark's call to the published output.
         checkpoint_ms: from the last row processed (in any task) to the durable manifest; 0 if the epoch made no
             checkpoint. docs/operations.md says what it includes.
-        phases_ms: plan, process, segment, manifest, publish; and `alignment`, the part of the first two that is
+        phases_ms: plan, process, segment, manifest, publish; `publish NAME` of each sink, if several publish side by
+            side; and `alignment`, the part of the first two that is
             `alignment_ms`, if it is not 0.
         segment_bytes: changelog bytes written in this epoch, direct objects included.
         log_bytes: changelog bytes that a restart would replay.

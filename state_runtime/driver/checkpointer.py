@@ -30,6 +30,7 @@ from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_index import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, waited
+from state_runtime.driver.publishing import publish_all
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
@@ -147,8 +148,12 @@ class Checkpointer:
         # All sinks are checked before one of them changes anything.
         since_terms = {name: context.pipeline.sinks[name].own(spec, claimant) for name, spec in context.sinks.items()}
         if not is_published(context.root, last.outputs):
-            for output in last.outputs:
-                self._sink_of(output).publish_again(context.sinks[output.sink], output, spark)
+            publish_all(
+                last.outputs,
+                self._sink_of,
+                lambda sink, output: sink.publish_again(context.sinks[output.sink], output, spark),
+                context.clock,
+            )
             record_published(context.root, last.outputs)
         self._published = None
         for name, spec in context.sinks.items():
@@ -299,9 +304,12 @@ class Checkpointer:
         """
         context = self._context
         faults.reach("before-publish")
-        for output in done.interval.outputs:
-            self._sink_of(output).publish(context.sinks[output.sink], output, spark)
-            faults.reach("one-output-published")
+        took_ms = publish_all(
+            done.interval.outputs,
+            self._sink_of,
+            lambda sink, output: sink.publish(context.sinks[output.sink], output, spark),
+            context.clock,
+        )
         self._published = done.manifest
         for output in done.previous.outputs:
             # Staged files of a sink that the pipeline no longer has are left to garbage collection.
@@ -313,7 +321,8 @@ class Checkpointer:
             self.materializer.start_if_due(done.manifest, can_wait=self._is_catching_up())
         self.retention.committed(done.manifest)
         self.collection.committed()
-        phases = {**done.phases, "publish": (published_s - done.durable_s) * 1000}
+        of_sinks = {f"publish {name}": ms for name, ms in took_ms.items()} if len(took_ms) > 1 else {}
+        phases = {**done.phases, "publish": (published_s - done.durable_s) * 1000, **of_sinks}
         complete = with_times(done.numbers, (published_s - done.times.started_s) * 1000, phases)
         self._previous = together(done.interval.numbers, complete)
         return replace(complete, epochs=self._previous.epochs)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.base.source_state import SourceState
 from state_runtime.driver.advance import Advance
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoint_requests import Savepoints
@@ -37,6 +39,7 @@ class Heartbeat:
     Args:
         advance: when the run last advanced. A stall is reported in this thread, because it does not hang with the run.
         cause, supervisor_pid, parallelism, backend, settings, process_space, time_zone: see `RunStatus`.
+        sources: returns what is known of the sources now, without waiting.
 
     Attributes:
         fenced: the run that took over, once it is seen.
@@ -59,12 +62,14 @@ class Heartbeat:
         settings: tuple[tuple[str, str], ...] = (),
         process_space: str = "",
         time_zone: str = "",
+        sources: Callable[[], tuple[SourceState, ...]] = tuple,
     ) -> None:
         self._advance = Advance(clock) if advance is None else advance
         self._cause = cause
         self._supervisor_pid = supervisor_pid
         self._parallelism, self._backend, self._settings = parallelism, backend, settings
         self._process_space, self._time_zone = process_space, time_zone
+        self._sources = sources
         self._error_kind = ""
         self._root = root
         self._committer = committer
@@ -195,6 +200,7 @@ class Heartbeat:
                 process_space=self._process_space,
                 time_zone=self._time_zone,
                 steps=self._driver.steps if self._driver is not None else (),
+                sources=self._sources(),
             ),
         )
 

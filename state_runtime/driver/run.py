@@ -71,6 +71,7 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition
 from state_runtime.snapshot.term_files import RunState
+from state_runtime.sources.watch import SourceWatch, opened_lags
 from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.spark.java_log import JavaWarnings, WarningBook
 from state_runtime.spark.probes import probe_internals
@@ -164,6 +165,7 @@ class JobRun:
         self._stop = stop
         self._clock = plan.clock
         self._ids = plan.ids
+        self._watch = SourceWatch(opened_lags, plan.clock)
         self._advance = Advance(plan.clock, plan.settings.recovery.stall_timeout_s)
         self._java_warnings = JavaWarnings()
         self._warnings = WarningBook(lambda: self._java_warnings.take())
@@ -236,6 +238,7 @@ class JobRun:
             settings=started_by.settings,
             process_space=space,
             time_zone=time_zone,
+            sources=lambda: self._watch.states,
         )
         checkpoint = self._spark_checkpoint(scratch, committer, _source_numbers(sources, committer.last, allowed))
         heartbeat.start()
@@ -464,6 +467,7 @@ class JobRun:
         if trigger:
             writer = writer.trigger(**trigger)
         query = self.query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
+        self._watch.follow(lambda: query.lastProgress)
         heartbeat.running()
         self._advance.moved()
         empty = self._spark.createDataFrame([], source.schema)
@@ -511,6 +515,7 @@ class JobRun:
         finally:
             following.set()
             _end_query(query)
+            self._watch.close()
             driver.stop()
             driver.close(_STOP_TIMEOUT_S)
         if driver.failure is not None and not is_part_of_stop(driver.failure, self._stop):

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from state_runtime.base.errors import InvalidConfiguration, MissingSource, StillstateError
 from state_runtime.sources.kafka_client import Cluster, Records, columns_of, library, settings_with_secrets
+from state_runtime.sources.kafka_lag import KafkaLag
 from state_runtime.sources.kafka_offsets import (
     Positions,
     Range,
@@ -23,6 +24,7 @@ from state_runtime.sources.kafka_offsets import (
     limited,
     ranges,
 )
+from state_runtime.sources.watch import remember_opened
 from state_runtime.spark.errors import marked
 from state_runtime.spark.versions import requirement
 
@@ -69,7 +71,8 @@ class KafkaSource:
         when_lost: what happens if Kafka removed records before they were read: "fail" ends the run, with the state
             kept, "skip" goes on behind them and says how many there were.
         options: of librdkafka, without secrets (`security.protocol`, `ssl.ca.location`, `isolation.level`, …).
-        secrets: environment variables that hold the values of further options: `{"sasl.password": "KAFKA_PASSWORD"}`.
+        options_env: environment variables that hold the values of further options, such as
+            `{"sasl.password": "KAFKA_PASSWORD"}`.
             Only the variables' names are kept; each process reads its own environment.
 
     Example:
@@ -87,7 +90,7 @@ class KafkaSource:
         headers: bool = False,
         when_lost: Literal["fail", "skip"] = "fail",
         options: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
+        options_env: Mapping[str, str] | None = None,
     ) -> None:
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         if bool(names) == bool(topic_pattern) or not all(names):
@@ -104,7 +107,7 @@ class KafkaSource:
         self.topic_pattern = topic_pattern
         self.bootstrap_servers = bootstrap_servers
         self.max_offsets_per_trigger = max_offsets_per_trigger
-        self._config = {
+        self._config: dict[str, Any] = {
             "topics": list(names),
             "pattern": topic_pattern,
             "starting": _starting(starting),
@@ -112,7 +115,7 @@ class KafkaSource:
             "headers": headers,
             "when_lost": when_lost,
             "settings": {**(options or {}), "bootstrap.servers": bootstrap_servers},
-            "secrets": dict(secrets or {}),
+            "options_env": dict(options_env or {}),
         }
 
     def __repr__(self) -> str:
@@ -134,8 +137,14 @@ class KafkaSource:
                 f"not tell a source of Python how far it may go. Leave it out, or update Spark ({requirement()})"
             )
         spark.dataSource.register(KafkaDataSource)
+        named, config = self.topic_pattern or ",".join(self.topics), json.dumps(self._config)
+        remember_opened(repr(self), self._lag)
+        return spark.readStream.format(FORMAT).options(subscribe=named, config=config).load()
+
+    def _lag(self) -> KafkaLag:
         named = self.topic_pattern or ",".join(self.topics)
-        return spark.readStream.format(FORMAT).options(subscribe=named, config=json.dumps(self._config)).load()
+        settings = settings_with_secrets(self._config["settings"], self._config["options_env"])
+        return KafkaLag(named, settings, self.topics or re.compile(self.topic_pattern).fullmatch)
 
 
 def _starting(starting: Any) -> Any:
@@ -167,7 +176,7 @@ def _check_options(options: Mapping[str, str]) -> None:
         if _SECRET.search(key):
             raise InvalidConfiguration(
                 f"{key} is a secret, and options are shown by Spark: name an environment variable that holds it, "
-                f'secrets={{"{key}": "NAME"}}'
+                f'options_env={{"{key}": "NAME"}}'
             )
 
 
@@ -210,7 +219,7 @@ class _Reader(DataSourceStreamReader):
     @property
     def _cluster(self) -> Cluster:
         if self._cluster_made is None:
-            settings = settings_with_secrets(self._of["settings"], self._of["secrets"])
+            settings = settings_with_secrets(self._of["settings"], self._of["options_env"])
             self._cluster_made = Cluster(settings, self._where)
         return self._cluster_made
 
@@ -315,7 +324,7 @@ def _records(config: str, topic: str, partition: int, where: str) -> Records:
         while len(_KEPT) >= _CONSUMERS_MAX:
             _KEPT.pop(next(iter(_KEPT))).close()
         of = json.loads(config)
-        _KEPT[key] = Records(settings_with_secrets(of["settings"], of["secrets"]), topic, partition, where)
+        _KEPT[key] = Records(settings_with_secrets(of["settings"], of["options_env"]), topic, partition, where)
     return _KEPT[key]
 
 

@@ -101,6 +101,17 @@ class Cluster:
         kafka = library()
         return self._asked(lambda: self._offsets(dict.fromkeys(parts, kafka.admin.OffsetSpec.for_timestamp(time_ms))))
 
+    def setting(self, topic: str, name: str, otherwise: str) -> str:
+        """Return a setting of a topic."""
+        kafka = library()
+
+        def look() -> str:
+            resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic)
+            entries = self._admin().describe_configs([resource], request_timeout=_ASK_S)[resource].result()
+            return entries[name].value if name in entries else otherwise
+
+        return self._asked(look)
+
     def _offsets(self, asked: Mapping[Partition, Any]) -> dict[Partition, int]:
         if not asked:
             return {}

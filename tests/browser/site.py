@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from examples.flights.stack import REPOSITORY, Dagster, DagsterRefused, free_port, wait_for
+from examples.servers.dagster import REPOSITORY, Dagster, DagsterRefused, free_port, wait_for
 from stillstate.orchestration.starter import instance_settings
 
 ROOT = Path(__file__).resolve().parents[2]

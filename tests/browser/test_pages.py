@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examples.flights.stack import wait_for
+from examples.servers.dagster import wait_for
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store

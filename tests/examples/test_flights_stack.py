@@ -14,6 +14,7 @@ import pytest
 from examples.flights import stack
 from examples.flights.demo import DEFAULT_WORK
 from examples.flights.moments import MOMENTS, EpochFiles
+from examples.servers import dagster
 from stillstate.orchestration.config.spec import load_spec
 
 STAND_IN = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -24,7 +25,7 @@ def test_a_folder_with_other_content_is_refused_and_not_touched(tmp_path: Path) 
     """`--work ~` must not cost anybody a file, not even with `--fresh`."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "precious").write_text("mine")
-    with pytest.raises(stack.NotADemoFolder, match="no demo made"):
+    with pytest.raises(dagster.NotADemoFolder, match="no demo made"):
         stack.Stack(tmp_path, fresh=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["store", "precious"]
 
@@ -68,8 +69,8 @@ def test_the_shipped_configuration_puts_everything_where_the_demo_looks(tmp_path
 
 def test_waiting_too_long_says_what_for() -> None:
     """A check that hangs must say where."""
-    with pytest.raises(stack.WaitedTooLong, match=r"waited 0\.01 s for a miracle"):
-        stack.wait_for("a miracle", lambda: None, 0.01, poll_s=0.001)
+    with pytest.raises(dagster.WaitedTooLong, match=r"waited 0\.01 s for a miracle"):
+        dagster.wait_for("a miracle", lambda: None, 0.01, poll_s=0.001)
 
 
 # What lies on the disk in the course of epoch 8 (batch 6), after snapshot 7 (batch 5).

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stillstate.orchestration.cli import app
-from stillstate.orchestration.running import prepare
+from stillstate.orchestration.running import memory, prepare
 
 
 @pytest.fixture
@@ -127,15 +127,15 @@ def test_it_is_made_unasked_by_one_process_and_where_memory_is_left(
     """Thirty supervisors of one host start within a minute; and a container may have little more than its job takes."""
     monkeypatch.setattr(prepare, "require_java", lambda: Path("/usr/bin/java"))
     monkeypatch.setattr(prepare, "archive_of_host", lambda: None)
-    monkeypatch.setattr(prepare, "_free_bytes", lambda: prepare.ROOM_BYTES)
+    monkeypatch.setattr(prepare, "free_memory_bytes", lambda: prepare.ROOM_BYTES)
     assert prepare.is_wanted_by_itself()
     (cache / ".making-by-another").mkdir(parents=True)
     assert not prepare.is_wanted_by_itself()
     os.utime(cache / ".making-by-another", (0, 0))
     assert prepare.is_wanted_by_itself(), "that one was killed long ago"
-    monkeypatch.setattr(prepare, "_free_bytes", lambda: prepare.ROOM_BYTES - 1)
+    monkeypatch.setattr(prepare, "free_memory_bytes", lambda: prepare.ROOM_BYTES - 1)
     assert not prepare.is_wanted_by_itself()
-    monkeypatch.setattr(prepare, "_free_bytes", lambda: prepare.ROOM_BYTES)
+    monkeypatch.setattr(prepare, "free_memory_bytes", lambda: prepare.ROOM_BYTES)
     monkeypatch.setattr(prepare, "archive_of_host", lambda: cache / "made.jsa")
     assert not prepare.is_wanted_by_itself()
 
@@ -144,9 +144,9 @@ def test_it_is_made_unasked_by_one_process_and_where_memory_is_left(
 def test_a_limit_of_the_container_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Any, free: Any
 ) -> None:
-    monkeypatch.setattr(prepare, "_GROUP", tmp_path)
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
     if limit is not None:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text("600\n")
-    found = prepare._free_bytes()
+    found = memory.free_memory_bytes()
     assert found == free if free is not None else found > 1000

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stillstate.orchestration.running import memory
 from stillstate.orchestration.running.standby import LINE_BYTES_MAX, Supervised, changed_since, code_files, fingerprints
 from stillstate.orchestration.standby import AT_WORK, READY, Drivers, call_line, cause_of_call
 
@@ -69,7 +70,7 @@ class House:
                 sys.executable, str(work / "driver.py"), str(work), *(["--takeover"] if is_first else []),
             ],
             lambda cause: {**os.environ, "STILLSTATE_START_CAUSE": cause, "STILLSTATE_SUPERVISOR_PID": str(os.getpid())},
-            keeps_one_waiting=keeps_one_waiting,
+            keeps_one_waiting=lambda: keeps_one_waiting,
             say=self.said.append,
         )  # fmt: skip
 
@@ -279,3 +280,17 @@ def test_a_signal_reaches_the_driver_that_works_and_none_stands_by_after_it(hous
     assert process.wait(WAIT_S) == -signal.SIGTERM
     (house.work / "checkpoint").touch()
     assert not [n for n in house.notes() if n.startswith("waits")]
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "free_gib", "stands_by"), [(24, 12, True), (24, 11, False), (6, 4, True), (6, 3, False), (4, 4, True)]
+)
+def test_a_driver_stands_by_unasked_where_half_of_the_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, total_gib: int, free_gib: int, stands_by: bool
+) -> None:
+    """Jobs that share a machine leave each other half of it; in a container its limit counts."""
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{total_gib << 30}\n")
+    (tmp_path / "memory.current").write_text(f"{(total_gib - free_gib) << 30}\n")
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 << 30, total=64 << 30))
+    assert memory.has_room_for_standby() is stands_by

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.term_files import RunStatus
@@ -17,6 +18,7 @@ from state_runtime.store import open_store
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.launchers import LocalLauncher
 from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.running.first_run import small_jobs
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -136,3 +138,18 @@ def test_a_driver_that_stood_by_goes_on_where_the_killed_one_was(launcher: Local
     newest = catalog.latest()
     assert newest is not None
     assert newest.parallelism == 3
+
+
+def test_a_small_job_of_one_that_stands_by_ends_when_it_is_called(spark: SparkSession, tmp_path: Path) -> None:
+    """What it warms up for does not wait for it."""
+    asked = 0
+
+    def is_called() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    for run in small_jobs(spark, tmp_path):
+        run(is_called)
+    assert asked == 2, "each was left at the first look"
+    assert not spark.streams.active

@@ -164,7 +164,7 @@ def test_a_restart_does_not_go_back_again(tmp_path: Path) -> None:
         "    root.beat()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ours = [sys.executable, "-m", "stillstate.orchestration.supervisor", str(config), "flights", "3", "0"]
+    ours = [sys.executable, "-m", "stillstate.orchestration.supervisor", str(config), "flights", "3", "false"]
     ours += ["--from-snapshot", "2", "--"]
     ended = subprocess.run(
         [*ours, sys.executable, str(driver), "run", "flights"], cwd=ROOT, capture_output=True, text=True, timeout=120

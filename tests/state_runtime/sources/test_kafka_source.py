@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_when_the_source_is_made(how: dict[str, Any], 
 def test_a_secret_is_read_from_the_environment_of_each_process_and_is_in_no_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = kafka_source("a", bootstrap_servers="b:1", secrets={"sasl.password": "KAFKA_PASSWORD"})
+    source = kafka_source("a", bootstrap_servers="b:1", options_env={"sasl.password": "KAFKA_PASSWORD"})
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     assert settings_with_secrets({}, {"sasl.password": "KAFKA_PASSWORD"}) == {"sasl.password": "hunter2"}
     assert "hunter2" not in json.dumps(source._config) + repr(source)

@@ -1,0 +1,39 @@
+"""How far a job is behind one of its sources, for heartbeats; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SourceState"]
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """What a source said when it was asked last. Only sources that can be asked beside the job are told of.
+
+    Attributes:
+        name: what it reads: topics, separated by commas, or their pattern.
+        asked_at_ms: wall clock of the driver when it answered last; 0 if it never did.
+        away_since_ms: since when it does not answer; 0 if it does.
+        behind: records (offsets) that the job has not read; -1 if it is not known where the job is.
+        oldest_unread_ms: the time of the oldest of those that were looked at; 0 if there are none.
+        retention_left_s: in how many seconds the source removes the first record that the job has not read; -1 if
+            nothing waits, or if it removes nothing by time.
+        said: why it does not answer.
+    """
+
+    name: str
+    asked_at_ms: int = 0
+    away_since_ms: int = 0
+    behind: int = -1
+    oldest_unread_ms: int = 0
+    retention_left_s: float = -1.0
+    said: str = ""
+
+    def age_s(self, now_ms: int) -> float:
+        """Return the age of the oldest record that is known to wait; 0 if none does."""
+        return max(0.0, (now_ms - self.oldest_unread_ms) / 1000) if self.oldest_unread_ms else 0.0
+
+    def away_s(self, now_ms: int) -> float:
+        """Return for how long it has not answered; 0 if it does."""
+        return max(0.0, (now_ms - self.away_since_ms) / 1000) if self.away_since_ms else 0.0
