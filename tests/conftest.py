@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.servers.postgres import PostgresServer
+
 ROOT = Path(__file__).parent.parent
 
 # `make test` draws the same examples each time, so that it says of the code what it said before; soaks draw new ones.
@@ -56,3 +58,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with everything_refused() if os.environ.get("STILLSTATE_TEST_SPARK") == "public" else nullcontext():
         yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server for all tests that ask for one; each makes its own database, and who kills it starts it again."""
+    from tests.servers.postgres import PostgresServer
+
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.close()
