@@ -121,7 +121,7 @@ class DeltaSink(Sink):
 
     def _columns(self, schema: pa.Schema) -> pa.Schema:
         """Return the table's columns for such rows."""
-        kept = [field.with_nullable(True) for field in schema if field.name != self.remove_where]
+        kept = [f.with_nullable(True) for f in schema if not self.remove_where or f.name != self.remove_where]
         if self.epoch_column and self.epoch_column not in schema.names:
             kept.append(pa.field(self.epoch_column, pa.int64()))
         return pa.schema(kept)

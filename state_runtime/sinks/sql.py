@@ -100,7 +100,7 @@ class SqlSink(Sink):
         """See `Sink.check`."""
         check_columns(schema, self.epoch_column, where)
         check_merge_columns(schema, self.merge_on, self.remove_where, where)
-        kept = [field for field in schema if field.name != self.remove_where]
+        kept = [field for field in schema if not self.remove_where or field.name != self.remove_where]
         if self.epoch_column:
             kept.append(pa.field(self.epoch_column, pa.int64()))
         self._columns = pa.schema(kept)

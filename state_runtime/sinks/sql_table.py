@@ -231,7 +231,8 @@ class SqlTable:
             if version < _OLDEST:
                 _close(self._open)
                 raise InvalidConfiguration(
-                    f"SqlSink needs PostgreSQL 15 or newer, and {self._address.shown} is {version // 10_000}: upgrade it"
+                    f"SqlSink needs PostgreSQL 15 or newer, and {self._address.shown} is {version // 10_000}: upgrade "
+                    "it"
                 )
         return self._open[0]
 

@@ -27,11 +27,6 @@ ONE, TWO = {"k": "a", "n": 1}, {"k": "b", "n": 2}
 
 
 @pytest.fixture
-def database(postgres_server: PostgresServer, tmp_path: Path) -> Database:
-    return Database(postgres_server, tmp_path, postgres_server.database())
-
-
-@pytest.fixture
 def server_of_its_own() -> Iterator[Callable[..., PostgresServer]]:
     """For tests of a server with other settings."""
     made: list[PostgresServer] = []
