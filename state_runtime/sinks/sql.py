@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, footer_of
+from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.sinks import Sink, stager_of
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.sinks.sql_address import Address
+from state_runtime.sinks.sql_owners import SqlOwners
 from state_runtime.sinks.sql_table import SqlTable, Write
 from state_runtime.sinks.sql_types import check_types, misfits
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
@@ -129,6 +131,11 @@ class SqlSink(Sink):
             raise InvalidPipeline(
                 f"{where}: the table {self._table.place} does not take these rows: {what}. Nothing was changed"
             )
+
+    def own(self, spec: SinkSpec, claimant: Claimant) -> int:
+        """See `Sink.own`: of a root and its copies one writes. All that is staged is the root's own, below it."""
+        own_output(SqlOwners(self._table), spec.staging_prefix, claimant)
+        return 0
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
         """See `Sink.newest_published_epoch`: what the database has of this root and sink."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -14,20 +15,32 @@ from state_runtime.sinks.sql_types import type_for
 if TYPE_CHECKING:
     from psycopg.sql import Composed
 
-__all__ = ["Epochs", "Statements"]
+__all__ = ["Epochs", "Memory", "Owners", "Statements"]
 
 _BESIDE: Final = ("pg_temp", "stillstate_rows")
 _GONE: Final = ("pg_temp", "stillstate_gone")
 
 
-class Epochs:
-    """Statements on the table that remembers the epochs of writers.
+class Memory(ABC):
+    """Statements on a table of ours in the schema of the user's table.
 
-    Values stand in them as literals: behind a `%s`, a `%` in a name would be read as another one.
+    Values stand in them as literals: beside a `%s`, a `%` in a name would be read as another one.
     """
 
-    def __init__(self, schema: str, name: str) -> None:
-        self._table = _identifier(schema, name)
+    name: ClassVar[str]
+
+    def __init__(self, schema: str) -> None:
+        self._table = _identifier(schema, self.name)
+
+    @abstractmethod
+    def make(self) -> Composed:
+        """The table itself."""
+
+
+class Epochs(Memory):
+    """The newest epoch of each writer."""
+
+    name: ClassVar[str] = "stillstate_epochs"
 
     def make(self) -> Composed:
         """A row for each writer: its newest epoch, and, for people, where its rows went and when."""
@@ -52,6 +65,27 @@ class Epochs:
     def write(self, writer: str, epoch: int, table: str) -> Composed:
         ask = "UPDATE {} SET epoch = {}, table_name = {}, written_at = now() WHERE writer = {}"
         return _sql(ask, self._table, _literal(epoch), _literal(table), _literal(writer))
+
+
+class Owners(Memory):
+    """Documents by their names, which say who writes: see sinks/sql_owners.py."""
+
+    name: ClassVar[str] = "stillstate_owners"
+
+    def make(self) -> Composed:
+        return _sql("CREATE TABLE {} (path text PRIMARY KEY, body text NOT NULL)", self._table)
+
+    def create(self, path: str, body: str) -> Composed:
+        ask = "INSERT INTO {} (path, body) VALUES ({}, {}) ON CONFLICT (path) DO NOTHING"
+        return _sql(ask, self._table, _literal(path), _literal(body))
+
+    def read(self, path: str) -> Composed:
+        return _sql("SELECT body FROM {} WHERE path = {}", self._table, _literal(path))
+
+    def below(self, folder: str) -> Composed:
+        """The names in a folder, whose name ends with a slash."""
+        ask = "SELECT substr(path, length({0}) + 1) FROM {1} WHERE starts_with(path, {0})"
+        return _sql(ask, _literal(folder), self._table)
 
 
 class Statements:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,7 +23,7 @@ from state_runtime.sinks.sql_address import Address, psycopg_of
 from state_runtime.sinks.sql_catalog import FoundTable, exists, found_table, schema_of
 from state_runtime.sinks.sql_copy import csv_of, null_patterns
 from state_runtime.sinks.sql_errors import explained, name_of, passes
-from state_runtime.sinks.sql_statements import Epochs, Statements
+from state_runtime.sinks.sql_statements import Epochs, Memory, Owners, Statements
 from state_runtime.sinks.sql_types import IDENTIFIER_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -34,11 +35,10 @@ __all__ = ["SqlTable", "Write"]
 ATTEMPTS_MAX: Final = 30
 """With waits of up to four seconds: a server that is started again, or whose standby takes over, is waited for."""
 _WAIT_S_MAX: Final = 4.0
-_EPOCHS: Final = "stillstate_epochs"
 _OLDEST: Final = 150_000
 """PostgreSQL 15 has unique indexes in which null is equal to null. Older ones are not maintained any more."""
 _MAKING: Final = 0x5354494C4C
-"""The lock of drivers that make tables: `IF NOT EXISTS` fails if another session is just making one."""
+"""The lock of drivers that make tables."""
 _SETTINGS: Final = (
     # A driver that sleeps in its transaction, or another session that has locked the table, ends an attempt; the
     # attempts are bounded.
@@ -106,51 +106,46 @@ class SqlTable:
         Raises:
             InvalidConfiguration: there is no such schema, or the server is too old.
         """
-        return self._retried(lambda connection: found_table(connection, self._schema_in(connection), self._table))
+        return self.retried(lambda connection: found_table(connection, self._schema_in(connection), self._table))
 
     def newest(self, writer: str) -> int:
         """Return the newest epoch of a writer that the table has; 0 if none."""
 
         def look(connection: psycopg.Connection[Any]) -> int:
             schema = self._schema_in(connection)
-            if not exists(connection, schema, _EPOCHS):
+            if not exists(connection, schema, Epochs.name):
                 return 0
-            return _number(connection, Epochs(schema, _EPOCHS).newest(writer))
+            return _number(connection, Epochs(schema).newest(writer))
 
-        return self._retried(look)
+        return self.retried(look)
+
+    def owners(self, connection: psycopg.Connection[Any]) -> Owners:
+        """Return the statements on the table of owners, which is made if it is not there."""
+        schema = self._schema_in(connection)
+        if not exists(connection, schema, Owners.name):
+            with _making(connection):
+                _make_memory(connection, schema)
+        return Owners(schema)
 
     def make(self, columns: pa.Schema, merge_on: Sequence[str], *, add_columns: bool) -> None:
-        """Make what is missing: the table, with a key if rows are merged; its new columns; the table of epochs. It is
-        one transaction: a crash leaves all of it or nothing."""
+        """Make what is missing: the table, with a key if rows are merged; its new columns; our tables beside it. It is
+        one transaction: a crash leaves all of it or nothing. A role that may make no tables needs them to be there."""
 
         def act(connection: psycopg.Connection[Any]) -> None:
             schema = self._schema_in(connection)
-            with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-                for statement in self._missing(connection, schema, columns, merge_on, add_columns):
+            statements = Statements(schema, self._table)
+            with _making(connection):
+                found = found_table(connection, schema, self._table)
+                if found is None:
+                    missing = statements.make(columns, merge_on)
+                else:
+                    known = {column.name for column in found.columns}
+                    missing = [statements.add(field) for field in columns if add_columns and field.name not in known]
+                for statement in missing:
                     connection.execute(statement)
+                _make_memory(connection, schema)
 
-        self._retried(act, columns.names)
-
-    def _missing(
-        self,
-        connection: psycopg.Connection[Any],
-        schema: str,
-        columns: pa.Schema,
-        merge_on: Sequence[str],
-        add_columns: bool,
-    ) -> list[Composed]:
-        """Return what makes it. A role that may only write into tables that are there needs none of it."""
-        statements, found = Statements(schema, self._table), found_table(connection, schema, self._table)
-        missing: list[Composed] = []
-        if found is None:
-            missing += statements.make(columns, merge_on)
-        elif add_columns:
-            known = {column.name for column in found.columns}
-            missing += [statements.add(field) for field in columns if field.name not in known]
-        if not exists(connection, schema, _EPOCHS):
-            missing.append(Epochs(schema, _EPOCHS).make())
-        return missing
+        self.retried(act, columns.names)
 
     def write(self, writer: str, epoch: int, write: Write) -> bool:
         """Write an epoch's rows in one transaction, unless the table has this epoch of the writer, or a later one.
@@ -166,7 +161,7 @@ class SqlTable:
 
         def act(connection: psycopg.Connection[Any]) -> bool:
             schema = self._schema_in(connection)
-            epochs, statements = Epochs(schema, _EPOCHS), Statements(schema, self._table)
+            epochs, statements = Epochs(schema), Statements(schema, self._table)
             with connection.transaction():
                 for setting in _SETTINGS:
                     connection.execute(setting)
@@ -179,7 +174,7 @@ class SqlTable:
                 faults.reach("sql-written")
             return True
 
-        return self._retried(act, write.names)
+        return self.retried(act, write.names)
 
     def _schema_in(self, connection: psycopg.Connection[Any]) -> str:
         """Return the schema's name. It is looked up each time: a pooler may give each transaction another session."""
@@ -190,7 +185,7 @@ class SqlTable:
             )
         return schema
 
-    def _retried(self, action: Callable[[psycopg.Connection[Any]], T], columns: Sequence[str] = ()) -> T:
+    def retried(self, action: Callable[[psycopg.Connection[Any]], T], columns: Sequence[str] = ()) -> T:
         """Do it with a connection; again if what was in the way passes by itself.
 
         An action is a look, or one transaction that looks first: so it may be repeated whatever became of it.
@@ -235,6 +230,21 @@ class SqlTable:
                     "it"
                 )
         return self._open[0]
+
+
+@contextmanager
+def _making(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction that makes tables. Two sessions that make one at once would both find that it is not there."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        yield
+
+
+def _make_memory(connection: psycopg.Connection[Any], schema: str) -> None:
+    memories: Sequence[Memory] = (Epochs(schema), Owners(schema))
+    for memory in memories:
+        if not exists(connection, schema, memory.name):
+            connection.execute(memory.make())
 
 
 def _put(connection: psycopg.Connection[Any], statements: Statements, write: Write) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime.base import faults
-from state_runtime.base.errors import InvalidPipeline, StoreUnavailable
+from state_runtime.base.errors import InvalidPipeline, SnapshotInUse, StoreUnavailable
 from state_runtime.sinks import sql_table
 from tests.servers.postgres import PostgresServer
 
@@ -112,6 +112,24 @@ def test_a_root_that_was_put_back_from_an_older_copy_goes_on_above_what_the_data
     rows = [number for (number,) in postgres_server.execute("SELECT id FROM steps", database)]
     assert set(rows) == set(range(4 * ROWS_PER_FILE))
     assert len(rows) == 6 * ROWS_PER_FILE
+
+
+def test_a_copy_of_a_root_is_refused_while_the_original_is_there(
+    spark: SparkSession, tmp_path: Path, postgres_server: PostgresServer, database: str
+) -> None:
+    """Both have one id and count their epochs alike: what the one has written, the other would take for its own."""
+    write_input(tmp_path / "in", 0, 1)
+    run(spark, tmp_path)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    write_input(tmp_path / "in", 1, 1)
+    copied = {"store": str(tmp_path / "copy"), "local_dir": str(tmp_path / "local-of-copy")}
+    with pytest.raises(SnapshotInUse, match=r"in steps in 127.*belongs to the job root .*store/steps"):
+        run(spark, tmp_path, **copied)
+    run(spark, tmp_path)
+    assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
+    shutil.rmtree(tmp_path / "store")
+    write_input(tmp_path / "in", 2, 1)
+    run(spark, tmp_path, **copied)
 
 
 def test_a_table_that_does_not_fit_is_refused_before_anything_is_written(
