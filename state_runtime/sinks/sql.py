@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
-from state_runtime.pipeline.output_layout import OutputLayout, check_columns, footer_of
+from state_runtime.pipeline.output_layout import OutputLayout, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.sinks import Sink, stager_of
 from state_runtime.pipeline.staging import SinkSpec
@@ -100,7 +100,11 @@ class SqlSink(Sink):
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """See `Sink.check`."""
-        check_columns(schema, self.epoch_column, where)
+        if self.epoch_column in schema.names:
+            raise InvalidPipeline(
+                f"{where}: the rows have a column {self.epoch_column!r}, and the sink adds one of that name. Rename "
+                "yours, or give the added one another name (epoch_column=)"
+            )
         check_merge_columns(schema, self.merge_on, self.remove_where, where)
         kept = [field for field in schema if not self.remove_where or field.name != self.remove_where]
         if self.epoch_column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ _DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "application_name": ("PGAPPNAME", "stillstate"),
 }
 """Parameters of libpq with their variable in the environment, and our value where neither has one."""
+_PORTS: Final = re.compile(r"[0-9,]*\Z")
 
 
 class Address:
@@ -56,6 +58,13 @@ class Address:
         host = parts["host"] or parts["hostaddr"] or "localhost"
         return f"{host}:{parts['port'] or 5432}/{parts['dbname']}"
 
+    def redact(self, text: str) -> str:
+        """Return a text of libpq's without the password."""
+        secrets = [self._parts().get(name) for name in ("password", "sslpassword")]
+        for secret in (*secrets, os.environ.get("PGPASSWORD")):
+            text = text.replace(secret, "***") if secret else text
+        return text
+
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection without a transaction. Its transactions are READ COMMITTED, whatever the server's default:
         see docs/design/0050-postgresql.md.
@@ -86,13 +95,21 @@ class Address:
             found = library.conninfo.conninfo_to_dict(dsn)
         except library.ProgrammingError:
             # What libpq says of it repeats a part of it, which may be the password.
-            where = f"the variable {self._dsn_env}" if self._dsn_env else "dsn"
-            raise InvalidConfiguration(
-                f"SqlSink: {where} is no address of a database (it is not repeated here: it may hold a password). It "
-                "is postgresql://user@host:5432/name, or host=… dbname=… user=…; special characters in a URL are "
-                "written as %XX"
-            ) from None
-        return {key: str(value) for key, value in found.items() if value is not None}
+            raise self._no_address() from None
+        parts = {key: str(value) for key, value in found.items() if value is not None}
+        # Of a password with / or @ in it, a URL makes hosts, ports and names, which are shown.
+        shown = (parts.get("host", ""), parts.get("dbname", ""))
+        if any("@" in part for part in shown) or not _PORTS.match(parts.get("port", "")):
+            raise self._no_address()
+        return parts
+
+    def _no_address(self) -> InvalidConfiguration:
+        where = f"the variable {self._dsn_env}" if self._dsn_env else "dsn"
+        return InvalidConfiguration(
+            f"SqlSink: {where} is no address of a database (it is not repeated here: it may hold a password). It is "
+            "postgresql://user@host:5432/name, or host=… dbname=… user=…; special characters in a URL are written as "
+            "%XX"
+        )
 
 
 def psycopg_of() -> Any:

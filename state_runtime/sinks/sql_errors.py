@@ -7,7 +7,7 @@ of columns and constraints, and the original is not chained to them: a log would
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from state_runtime.base.errors import (
@@ -37,39 +37,53 @@ _NO_WAY_IN: Final = re.compile(
 """What libpq says of a connection that is refused for good: such an error has no code."""
 _NO_DATABASE: Final = re.compile(r"database .* does not exist", re.IGNORECASE)
 _OF_ROWS: Final = re.compile(r"2[123]...\Z")
+_SAID_CHARS_MAX: Final = 300
 _IN_COPY: Final = re.compile(r"^COPY [^\n]*?, column (?P<rest>[^\n]*)", re.MULTILINE)
 
 
 def passes(error: psycopg.Error) -> bool:
-    """Return whether the same may succeed a little later: the server, the network or another transaction was in the way."""
+    """Return whether the same may succeed later: the server, the network or another transaction was in the way."""
     if error.sqlstate:
         return bool(_PASSES.match(error.sqlstate))
     # Without a code it comes from libpq: no connection, or none any more.
     return _is_of_connection(error) and not _NO_WAY_IN.search(str(error)) and not _NO_DATABASE.search(str(error))
 
 
-def name_of(error: BaseException) -> str:
-    """Return what an error is, without what it says: `NotNullViolation`, `OperationalError`."""
-    return type(error).__name__
+def name_of(error: psycopg.Error, redact: Callable[[str], str]) -> str:
+    """Return what an error is, and of a connection also what libpq says of it: `NotNullViolation`, `OperationalError
+    (Connection refused)`. What the server says of a statement is left out.
+
+    Args:
+        redact: takes passwords out of a text.
+    """
+    name = type(error).__name__
+    said = " ".join(str(error).split())
+    if error.sqlstate or not said or not _is_of_connection(error):
+        return name
+    return f"{name} ({redact(said)[:_SAID_CHARS_MAX]})"
 
 
-def explained(error: psycopg.Error, place: str, columns: Sequence[str] = ()) -> StillstateError:
+def explained(
+    error: psycopg.Error, place: str, columns: Sequence[str], redact: Callable[[str], str]
+) -> StillstateError:
     """Return our error for one of PostgreSQL's.
 
     Args:
         place: the table, with host and name of its database, for the message.
         columns: of the rows; the message names one only if it is among them.
+        redact: see `name_of`.
     """
     code, where = error.sqlstate or "", f"the table {place}"
+    name = name_of(error, redact)
     if passes(error) or code == "57014":
         return StoreUnavailable(
-            f"{where} took nothing: {name_of(error)}. Nothing is lost: start again; the output is staged and comes then"
+            f"{where} took nothing: {name}. Nothing is lost: start again; the output is staged and comes then"
         )
     if _NO_DATABASE.search(str(error)) and (not code or code == "3D000"):
         return InvalidConfiguration(f"there is no database for {where}: create it, or put the address right")
     if _REFUSES.match(code) or (not code and _NO_WAY_IN.search(str(error))):
         return StoreRefused(
-            f"{where} cannot be written: {name_of(error)}{_named(error, columns)}. Grant the role what it needs "
+            f"{where} cannot be written: {name}{_named(error, columns)}. Grant the role what it needs "
             "(docs/postgres.md lists it), or put user and password right, and start again; the output is staged and "
             "comes then"
         )
@@ -80,9 +94,8 @@ def explained(error: psycopg.Error, place: str, columns: Sequence[str] = ()) -> 
         )
     what = "does not take the rows" if _OF_ROWS.match(code) else "cannot be written"
     return InvalidPipeline(
-        f"{where} {what}: {name_of(error)}{_named(error, columns)}. What is staged stays, and comes when the table is "
-        "put right and the job is started; or go back to the snapshot before (--from-snapshot) with code that gives "
-        "other rows"
+        f"{where} {what}: {name}{_named(error, columns)}. What is staged stays, and comes when the table is put right "
+        "and the job is started; or go back to the snapshot before (--from-snapshot) with code that gives other rows"
     )
 
 

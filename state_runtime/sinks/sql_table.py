@@ -209,14 +209,14 @@ class SqlTable:
                 _close(self._open)
                 last[:] = [error]
                 if not passes(error):
-                    raise explained(error, self.place, columns) from None
-                _LOG.info("the table %s is tried again: %s", self.place, name_of(error))
+                    raise explained(error, self.place, columns, self._address.redact) from None
+                _LOG.info("the table %s is tried again: %s", self.place, name_of(error, self._address.redact))
                 raise _Again from None
 
         try:
             return retrying(attempt)
         except _Again:
-            raise explained(last[0], self.place, columns) from None
+            raise explained(last[0], self.place, columns, self._address.redact) from None
 
     def _connected(self) -> psycopg.Connection[Any]:
         """Return a connection that is as good as is known; it stays open until the next error."""

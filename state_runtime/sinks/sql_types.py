@@ -104,7 +104,7 @@ def check_types(columns: pa.Schema, where: str) -> None:
 
 
 def misfits(rows: pa.Schema, table: Sequence[TableColumn]) -> str:
-    """Return why such rows do not fit into a table that is there; "" if they do. Columns that it lacks are no misfit."""
+    """Return why such rows do not fit into a table that is there; "" if they do. It may lack columns."""
     known = {column.name: column for column in table}
     for field in rows:
         column = known.get(field.name)
@@ -146,7 +146,7 @@ def _numeric(modifier: int) -> tuple[int, int]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type without what makes no difference: the width of Arrow's offsets, the zone in which times are shown."""
+    """Return a type without what makes no difference: the width of offsets, the zone in which times are shown."""
     if pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_large_binary(kind):

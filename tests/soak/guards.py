@@ -150,8 +150,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "sql-shows-no-value-of-a-row",
         "state_runtime/sinks/sql_table.py",
-        "raise explained(error, self.place, columns) from None",
-        "raise explained(error, self.place, columns) from error",
+        "raise explained(error, self.place, columns, self._address.redact) from None",
+        "raise explained(error, self.place, columns, self._address.redact) from error",
         f"{_SQL_ROWS}test_rows_that_the_table_does_not_take_end_the_run_with_the_columns_name_and_no_value",
     ),
     Guard(

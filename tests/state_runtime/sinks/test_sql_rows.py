@@ -362,7 +362,10 @@ def test_a_wrong_password_is_said_at_once_and_shown_nowhere(
     monkeypatch.setenv("SHOP_DATABASE", database.server.url(database.name).replace(PASSWORD, wrong))
     sink = SqlSink("totals", dsn_env="SHOP_DATABASE")
     sink.check(SCHEMA, "sink 'out'")
-    with pytest.raises(StoreRefused, match=r"cannot be written: OperationalError. Grant the role") as told:
+    with pytest.raises(
+        StoreRefused,
+        match=r"cannot be written: OperationalError \(.*password authentication failed.*\). Grant the role",
+    ) as told:
         sink.check_place(sink.layout(SCHEMA), (), "sink 'out'")
     shown = f"{told.value!r} {sink!r} {sink._table._address!r} {sink.layout(SCHEMA)!r} {sink.spec('j', 'u' * 32, 'out', ('r', {}))!r}"
     assert wrong not in shown + caplog.text

@@ -185,7 +185,7 @@ def test_a_server_that_stays_away_ends_the_run_and_what_is_staged_comes_later(
     try:
         sink._table._open.clear()
         with pytest.raises(
-            StoreUnavailable, match=r"the table totals in 127.* took nothing: OperationalError. Nothing"
+            StoreUnavailable, match=r"the table totals in 127.* took nothing: OperationalError \(.*refused.*\). Nothing"
         ):
             sink.publish(spec, output, None)
         assert len(attempts) == sql_table.ATTEMPTS_MAX
@@ -199,10 +199,12 @@ def test_a_server_that_stays_away_ends_the_run_and_what_is_staged_comes_later(
 
 
 @BOTH
+@pytest.mark.parametrize("place", ["rows", "epoch"])
 def test_two_drivers_of_one_writer_wait_for_each_other(
-    database: Database, monkeypatch: pytest.MonkeyPatch, merge_on: Any
+    database: Database, monkeypatch: pytest.MonkeyPatch, merge_on: Any, place: str
 ) -> None:
-    """Both have looked, and the database had the epoch of neither. The second one waits at the first one's row."""
+    """Both have looked, and the database had the epoch of neither. The second one waits at the first one's row, whether
+    that one is at its rows or has written its epoch."""
     sink, spec = database.sink(merge_on=merge_on)
     sink.publish(spec, staged(spec, 1, [ONE]), None)
     other, _ = database.sink(merge_on=merge_on)
@@ -212,12 +214,15 @@ def test_two_drivers_of_one_writer_wait_for_each_other(
         is_in.set()
         assert go_on.wait(60)
 
-    monkeypatch.setattr(faults, "reach", once("sql-written", hold))
+    reach, put = once(place, hold), sql_table._put
+    monkeypatch.setattr(faults, "reach", lambda point: reach("epoch") if point == "sql-written" else None)
+    monkeypatch.setattr(sql_table, "_put", lambda *given: (reach("rows"), put(*given)))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(sink.publish, spec, output, None)
         assert is_in.wait(60)
         second = pool.submit(other.publish, spec, output, None)
-        wait_until(lambda: bool(database.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")))
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        wait_until(lambda: second.done() or bool(database.execute(waiting)))
         go_on.set()
         first.result(60), second.result(60)
     assert database.rows() == [ONE, TWO]
