@@ -9,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sql_helpers import SCHEMA, Database, staged
+from sql_helpers import SCHEMA, UID, Database, staged
 
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StoreRefused
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, InvalidPipeline, StoreRefused
 from state_runtime.sinks.sql import SqlSink
+from state_runtime.sinks.sql_owners import SqlOwners
+from state_runtime.store import Created
 from tests.servers.postgres import PASSWORD, USER
 
 pytestmark = pytest.mark.servers
@@ -349,9 +351,50 @@ def test_a_role_needs_what_the_page_says_and_no_more(database: Database, merge_o
     with pytest.raises(StoreRefused, match=r"cannot be written: InsufficientPrivilege. Grant the role"):
         database.publish(2, [{"k": "b", "n": 2}], merge_on=merge_on, dsn=dsn)
     database.execute(f"GRANT SELECT, INSERT, UPDATE ON stillstate_epochs TO {role}")
+    database.execute(f"GRANT SELECT, INSERT ON stillstate_owners TO {role}")
     database.execute(f"GRANT INSERT{', SELECT, UPDATE' if merge_on else ''} ON totals TO {role}")
     database.publish(2, [{"k": "b", "n": 2}], merge_on=merge_on, dsn=dsn)
     assert database.rows() == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+    sink, _ = database.sink(merge_on=merge_on, dsn=dsn)
+    assert SqlOwners(sink._table).create("owners/one/1.json", b"me") is Created.MINE
+
+
+def test_documents_of_owners_are_created_once(database: Database) -> None:
+    """Of any number of writers of one name the first one counts, and it knows itself again after a lost answer."""
+    sink, _ = database.sink()
+    owners, same = SqlOwners(sink._table), SqlOwners(sink._table)
+    assert owners.list_names("owners/one") == []
+    with pytest.raises(FileNotFoundError):
+        owners.read("owners/one/1.json", 100)
+    assert owners.create("owners/one/1.json", b"me") is Created.MINE
+    assert owners.create("owners/one/1.json", b"me") is Created.MINE
+    assert same.create("owners/one/1.json", b"you") is Created.LOST
+    owners.create("owners/one_other/7.json", b"%s")
+    assert owners.read("owners/one/1.json", 100) == b"me"
+    assert owners.list_names("owners/one") == ["1.json"]
+    with pytest.raises(CorruptData, match="has more than 1 bytes"):
+        owners.read("owners/one/1.json", 1)
+
+
+def test_without_an_address_libpqs_own_variables_count(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for psql; and a table without a schema is in the first one of the search path."""
+    server = database.server
+    database.execute("CREATE SCHEMA shop")
+    given = {
+        "HOST": "127.0.0.1",
+        "PORT": str(server.port),
+        "DATABASE": database.name,
+        "USER": USER,
+        "PASSWORD": PASSWORD,
+    }
+    for name, value in {**given, "OPTIONS": "-c search_path=shop,public"}.items():
+        monkeypatch.setenv(f"PG{name}", value)
+    sink = SqlSink("totals")
+    sink.check(SCHEMA, "sink 'out'")
+    spec = sink.spec("orders", UID, "out", (str(database.root), {}))
+    sink.publish(spec, staged(spec, 1, [{"k": "a", "n": 1}]), None)
+    monkeypatch.undo()
+    assert database.rows("SELECT * FROM shop.totals") == [{"k": "a", "n": 1}]
 
 
 def test_a_wrong_password_is_said_at_once_and_shown_nowhere(

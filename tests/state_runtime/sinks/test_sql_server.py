@@ -228,6 +228,19 @@ def test_two_drivers_of_one_writer_wait_for_each_other(
     assert database.rows() == [ONE, TWO]
 
 
+def test_a_driver_that_sleeps_in_its_transaction_does_not_hold_up_the_next_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends its session; when it wakes up it finds the epoch written."""
+    monkeypatch.setattr(sql_table, "_SETTINGS", tuple(s.replace("60s", "100ms") for s in sql_table._SETTINGS))
+    sink, spec = database.sink()
+    other, _ = database.sink(wait_s=0.2)
+    output = staged(spec, 1, [ONE])
+    monkeypatch.setattr(faults, "reach", once("sql-written", lambda: other.publish(spec, output, None)))
+    sink.publish(spec, output, None)
+    assert database.rows() == [ONE]
+
+
 def test_two_drivers_that_both_make_the_table_make_one(database: Database) -> None:
     """Two jobs that start at once. `IF NOT EXISTS` alone fails for the second one."""
     with ThreadPoolExecutor(8) as pool:
