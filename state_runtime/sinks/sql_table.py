@@ -163,8 +163,7 @@ class SqlTable:
             schema = self._schema_in(connection)
             epochs, statements = Epochs(schema), Statements(schema, self._table)
             with connection.transaction():
-                for setting in _SETTINGS:
-                    connection.execute(setting)
+                _set(connection)
                 connection.execute(epochs.begin(writer, self._table))
                 # Another driver of this writer waits here until this transaction ends, and reads what it has done.
                 if _number(connection, epochs.lock(writer)) >= epoch:
@@ -236,8 +235,14 @@ class SqlTable:
 def _making(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """A transaction that makes tables. Two sessions that make one at once would both find that it is not there."""
     with connection.transaction():
+        _set(connection)
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
         yield
+
+
+def _set(connection: psycopg.Connection[Any]) -> None:
+    for setting in _SETTINGS:
+        connection.execute(setting)
 
 
 def _make_memory(connection: psycopg.Connection[Any], schema: str) -> None:

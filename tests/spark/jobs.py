@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,7 +19,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from state_runtime import DeltaSink, JobSettings, ParquetSink, SqlSink, StreamingJob, aggregates, windows
 from state_runtime.pipeline.sinks import Sink
 from tests.job_settings import job_settings
-from tests.servers.postgres import PostgresServer
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import PostgresServer
 
 SCHEMA = "id long, name string, amount long"
 STEPS = "id long, name string, seen long, total long, previous long"

@@ -7,16 +7,18 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from state_runtime import JobContext, JobSettings
-from tests.servers.postgres import PostgresServer
 
 from .timed import TimedJob
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.spark
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
@@ -32,7 +33,6 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
 from ..conftest import ROOT
-from ..servers.postgres import PostgresServer
 from .branches import write_input as write_orders
 from .jobs import (
     DATABASE_ENV,
@@ -43,6 +43,9 @@ from .jobs import (
 )
 from .plain_queries import write_rows
 from .test_joins import check
+
+if TYPE_CHECKING:
+    from ..servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.kill
 TIMEOUT_S = 240

@@ -344,3 +344,15 @@ def test_the_newest_epoch_is_the_databases_word(database: Database) -> None:
     assert fresh.newest_published_epoch(spec) == 41
     other, spec = database.sink(uid="fedcba9876543210" * 2)
     assert other.newest_published_epoch(spec) == 0
+
+
+def test_output_of_a_root_that_was_claimed_counts_under_the_id_of_the_one_that_staged_it(database: Database) -> None:
+    """Its first driver may have published it already."""
+    first, spec = database.sink()
+    output = staged(spec, 5, [ONE])
+    first.publish(spec, output, None)
+    claimed, spec_of_claimed = database.sink(uid="fedcba9876543210" * 2)
+    claimed.publish_again(spec_of_claimed, output, None)
+    assert database.rows() == [ONE]
+    claimed.publish(spec_of_claimed, staged(spec_of_claimed, 6, [TWO]), None)
+    assert database.rows() == [ONE, TWO]
