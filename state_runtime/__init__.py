@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.sinks.delta import DeltaSink
+    from state_runtime.sinks.sql import SqlSink
     from state_runtime.spark.session import build_session
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Progress",
     "RunHandle",
     "RunResult",
+    "SqlSink",
     "StartFrom",
     "StreamingJob",
     "TimedState",
@@ -67,6 +69,7 @@ _HOMES = {
     "Progress": "state_runtime.base.progress",
     "RunHandle": "state_runtime.driver.run_handle",
     "RunResult": "state_runtime.driver.run",
+    "SqlSink": "state_runtime.sinks.sql",
     "StartFrom": "state_runtime.driver.start_position",
     "StreamingJob": "state_runtime.job",
     "TimedState": "state_runtime.processors.user.vectorized",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from examples.servers.kafka import KafkaBroker
+    from examples.servers.postgres import PostgresServer
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,3 +68,15 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
     with KafkaBroker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server for all tests that ask for one; each makes its own database, and who kills it starts it again."""
+    from examples.servers.postgres import PostgresServer
+
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.close()

@@ -19,6 +19,7 @@ __all__ = [
     "KILL_POINTS",
     "RESTORE_KILL_POINTS",
     "RETENTION_KILL_POINTS",
+    "SQL_KILL_POINTS",
     "reach",
 ]
 
@@ -50,6 +51,9 @@ RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retent
 
 # Of an epoch's output in a Delta table: its files have their names, and the table has them.
 DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
+
+# Of an epoch's output in a database: its transaction is about to be committed, and it is.
+SQL_KILL_POINTS = ("sql-written", "sql-committed")
 
 _passed: dict[str, int] = {}
 

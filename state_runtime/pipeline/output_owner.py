@@ -23,7 +23,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import SnapshotInUse, StillstateError, Unavailable
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.catalog import Catalog, read_job_info
-from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
+from state_runtime.snapshot.create_once import Documents, Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import read_moving, read_outcome
@@ -76,10 +76,11 @@ class Claimant:
     take: bool = False
 
 
-def own_output(output: Store, staging_prefix: str, claimant: Claimant) -> OutputOwner:
+def own_output(output: Documents, staging_prefix: str, claimant: Claimant) -> OutputOwner:
     """Make sure that a run's job root owns an identity in an output folder. Atomic between any number of starts.
 
     Args:
+        output: the output folder, or a table of a database that holds such documents.
         staging_prefix: the folder where it stages; the last part is the identity.
 
     Returns:
@@ -135,7 +136,7 @@ def _path(folder: str, number: int) -> str:
     return f"{folder}/{number:020d}.json"
 
 
-def _first_unused(output: Store, staging_prefix: str) -> int:
+def _first_unused(output: Documents, staging_prefix: str) -> int:
     """Return the first term such that neither it nor a later one has staged files."""
     return 1 + max((snapshot_id_of(name) or 0 for name in output.list_names(staging_prefix)), default=0)
 
@@ -144,7 +145,7 @@ def _is_mine(owner: OutputOwner, claimant: Claimant) -> bool:
     return (owner.place, owner.job_uid) == (claimant.root.url, claimant.newest.job_uid)
 
 
-def _refuse_if_needed(owner: OutputOwner, claimant: Claimant, output: Store) -> None:
+def _refuse_if_needed(owner: OutputOwner, claimant: Claimant, output: Documents) -> None:
     """Refuse the run while the owner may need its staged files."""
     problem = _still_there(owner, claimant)
     if problem is None:

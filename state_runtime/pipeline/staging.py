@@ -19,7 +19,7 @@ from state_runtime.base.limits import MIB
 from state_runtime.pipeline.partitions import in_folders
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.manifest import StagedFile
-from state_runtime.state.text import broken_text
+from state_runtime.state.text import broken_text, text_with_nul
 from state_runtime.store import Store, shared_store
 
 __all__ = ["SinkSpec"]
@@ -44,6 +44,8 @@ class SinkSpec:
     Attributes:
         empty_epochs: the sink is called for epochs without rows too: the driver stages a file without rows.
         partition_by: columns whose values name the folder of a row's file.
+        is_for_sql: text that no database holds is refused when it is staged. Behind the checkpoint it would be too
+            late: the staged rows stay as they are.
         job, root_id: whose output it is, for sinks that say so to their target.
     """
 
@@ -57,6 +59,7 @@ class SinkSpec:
     partition_by: tuple[str, ...] = ()
     job: str = ""
     root_id: str = ""
+    is_for_sql: bool = False
 
     def store(self) -> Store:
         """Return the store that contains the `staged` and `final` paths."""
@@ -146,10 +149,13 @@ class _Staging:
         """Stage rows.
 
         Raises:
-            InvalidData: the rows have too many folders, or a folder that cannot be named. `finish` raises it too.
+            InvalidData: the rows have too many folders, or a folder that cannot be named. `finish` raises it too. Or
+                they have text that a database does not hold.
         """
         if batch.num_rows == 0:
             return
+        if self._spec.is_for_sql:
+            self._refuse_text(batch)
         if self._spec.epoch_column:
             epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
@@ -176,6 +182,18 @@ class _Staging:
         if self._open is not None:
             file, self._open = self._open, None
             self._spec.store().put(*self._closed(file))
+
+    def _refuse_text(self, batch: pa.RecordBatch) -> None:
+        broken, way = broken_text(batch), "make_valid_utf8({0})"
+        if broken is None:
+            broken, way = text_with_nul(batch), "regexp_replace({0}, '\\x00', '')"
+        if broken is not None:
+            name, row = broken
+            raise InvalidData(
+                f"sink {self._spec.name!r}: row {row} of a batch has text in {name!r} that PostgreSQL does not hold (a "
+                "NUL character, or bytes that are not UTF-8). Repair it before the sink, "
+                f".transform(lambda df: df.withColumn({name!r}, {way.format(repr(name))}))"
+            )
 
     def _wait_for_more(self, batch: pa.RecordBatch) -> None:
         """Collect rows, to cut many into folders at once. One open file for each folder, with a few rows of each batch,

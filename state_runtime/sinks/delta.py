@@ -12,9 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_runtime.base import faults
@@ -26,6 +24,7 @@ from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.sinks import Sink, move_all, stager_of
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
+from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.store import Store, shared_store
 
@@ -114,14 +113,7 @@ class DeltaSink(Sink):
         check_columns(schema, self.epoch_column, where)
         check_partition_columns(self.partition_by, schema, where)
         self._log.check_types(self._columns(schema), where)
-        for name in (*self.merge_on, *([self.remove_where] if self.remove_where else [])):
-            if name not in schema.names:
-                raise InvalidPipeline(f"{where}: there is no column {name!r}; it has {', '.join(schema.names)}")
-        if self.remove_where and not pa.types.is_boolean(schema.field(self.remove_where).type):
-            raise InvalidPipeline(
-                f"{where}: remove_where needs a boolean column, and {self.remove_where!r} is "
-                f"{schema.field(self.remove_where).type}; make one in a transform"
-            )
+        check_merge_columns(schema, self.merge_on, self.remove_where, where)
 
     def layout(self, schema: pa.Schema) -> OutputLayout:
         """See `Sink.layout`."""
@@ -129,7 +121,7 @@ class DeltaSink(Sink):
 
     def _columns(self, schema: pa.Schema) -> pa.Schema:
         """Return the table's columns for such rows."""
-        kept = [field.with_nullable(True) for field in schema if field.name != self.remove_where]
+        kept = [f.with_nullable(True) for f in schema if not self.remove_where or f.name != self.remove_where]
         if self.epoch_column and self.epoch_column not in schema.names:
             kept.append(pa.field(self.epoch_column, pa.int64()))
         return pa.schema(kept)
@@ -202,9 +194,7 @@ class DeltaSink(Sink):
         rows = last_of_each(pa.concat_tables(tables), self.merge_on)
         removed = None
         if self.remove_where:
-            gone = pc.fill_null(rows[self.remove_where], False)
-            rows = rows.drop_columns([self.remove_where])
-            removed, rows = rows.filter(gone), rows.filter(pc.invert(gone))
+            rows, removed = without_removed(rows, self.remove_where)
         self._make_table()
         self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
 
@@ -227,13 +217,6 @@ class DeltaSink(Sink):
         if self.merge_on:
             for file in output.files:
                 spec.store().delete(file.staged)
-
-
-def last_of_each(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return of rows with equal keys the last one, in their order."""
-    numbered = rows.append_column("__stillstate_row", pa.array(np.arange(rows.num_rows)))
-    last = numbered.group_by(list(keys)).aggregate([("__stillstate_row", "max")])["__stillstate_row_max"]
-    return rows.take(pa.array(np.sort(last.to_numpy())))
 
 
 def _writer(stager: str) -> str:

@@ -20,15 +20,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Generic, Protocol, TypeVar, overload
 
 from state_runtime.base.errors import StillstateError, Unavailable
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX
 from state_runtime.store import Created, Store
 
-__all__ = ["Proposal", "create_agreed", "create_next", "read_newest"]
+__all__ = ["Documents", "Proposal", "create_agreed", "create_next", "read_newest"]
 
 V = TypeVar("V")
+
+
+class Documents(Protocol):
+    """What agreement needs of a store; a table of a database can be that, too. The errors are those of `Store`."""
+
+    @property
+    def url(self) -> str: ...
+
+    def create(self, path: str, body: bytes) -> Created: ...
+
+    def read(self, path: str, bytes_max: int) -> bytes: ...
+
+    def list_names(self, path: str) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class Proposal(Generic[V]):
 
 @overload
 def create_next(
-    store: Store,
+    store: Documents,
     propose: Callable[[], Proposal[V]],
     *,
     contended: Callable[[], StillstateError],
@@ -57,7 +70,7 @@ def create_next(
 
 @overload
 def create_next(
-    store: Store,
+    store: Documents,
     propose: Callable[[], Proposal[V] | None],
     *,
     contended: Callable[[], StillstateError],
@@ -67,7 +80,7 @@ def create_next(
 
 
 def create_next(
-    store: Store,
+    store: Documents,
     propose: Callable[[], Proposal[V] | None],
     *,
     contended: Callable[[], StillstateError],

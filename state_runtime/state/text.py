@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["broken_text", "is_readable"]
+__all__ = ["broken_text", "is_readable", "text_with_nul"]
 
 _ASCII_MAX = 0x7F
 
@@ -41,6 +42,17 @@ def broken_text(rows: pa.RecordBatch) -> tuple[str, int] | None:
     for field, column in zip(rows.schema, rows.columns):
         if not is_readable(column):
             return _path(field.name, column), _first_row(column)
+    return None
+
+
+def text_with_nul(rows: pa.RecordBatch) -> tuple[str, int] | None:
+    """Return the first column of text with a NUL character in it, and the position of the first such row; None without
+    one. Nested columns are not looked into."""
+    for field, column in zip(rows.schema, rows.columns):
+        if _has_text(field.type) and not pa.types.is_nested(field.type):
+            first = pc.index(pc.match_substring(column, "\x00"), True).as_py()
+            if first >= 0:
+                return field.name, first
     return None
 
 

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster_world import World
 from job_roots import FakeClock, JobRoot
-from postgres_storage import STORAGE_ENV, PostgresServer
+from postgres_storage import STORAGE_ENV, DagsterStorage
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def flights(tmp_path: Path, clock: FakeClock) -> JobRoot:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer | None]:
+def postgres() -> Iterator[DagsterStorage | None]:
     """A real server where `make test-postgres` asks for it."""
     if os.environ.get(STORAGE_ENV) != "postgres":
         yield None
         return
-    server = PostgresServer()
+    server = DagsterStorage()
     try:
         yield server
     finally:
@@ -76,7 +76,7 @@ def postgres() -> Iterator[PostgresServer | None]:
 
 
 @pytest.fixture
-def instance(postgres: PostgresServer | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+def instance(postgres: DagsterStorage | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
     if postgres is None:
         with dg.DagsterInstance.ephemeral() as made:
             yield made

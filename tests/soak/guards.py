@@ -72,6 +72,8 @@ _OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
 _DELTA = "tests/state_runtime/sinks/test_delta.py::"
+_SQL = "tests/state_runtime/sinks/test_sql_server.py::"
+_SQL_ROWS = "tests/state_runtime/sinks/test_sql_rows.py::"
 
 GUARDS: tuple[Guard, ...] = (
     # --- sinks: each epoch once ----------------------------------------------------------------------------------------
@@ -88,6 +90,83 @@ GUARDS: tuple[Guard, ...] = (
         'owner = f"{job_name}-{job_uid[:8]}-{name}"',
         'owner = f"{job_name}-{name}"',
         f"{_DELTA}test_delta_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "sql-looks-before-it-writes",
+        "state_runtime/sinks/sql_table.py",
+        "                if _number(connection, epochs.lock(writer)) >= epoch:\n                    return False\n",
+        "",
+        f"{_SQL}test_a_server_that_dies_with_the_answer_to_a_commit_has_the_rows_once",
+    ),
+    Guard(
+        "sql-waits-for-the-other-driver",
+        "state_runtime/sinks/sql_statements.py",
+        " FOR UPDATE",
+        "",
+        f"{_SQL}test_two_drivers_of_one_writer_wait_for_each_other",
+    ),
+    Guard(
+        "sql-knows-who-writes",
+        "state_runtime/sinks/sql.py",
+        'f"{OUTPUTS_DIR}/{job_uid}-{name}"',
+        'f"{OUTPUTS_DIR}/{name}"',
+        f"{_SQL}test_a_table_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "sql-has-its-epochs-on-disk",
+        "state_runtime/sinks/sql_table.py",
+        "    \"SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'\",\n",
+        "",
+        f"{_SQL}test_an_epoch_that_a_server_has_confirmed_is_there_after_its_crash",
+    ),
+    Guard(
+        "sql-reads-what-is-committed",
+        "state_runtime/sinks/sql_address.py",
+        "        connection.read_only = False\n",
+        "",
+        f"{_SQL}test_the_servers_own_isolation_does_not_matter",
+    ),
+    Guard(
+        "sql-makes-tables-one-after-the-other",
+        "state_runtime/sinks/sql_table.py",
+        '        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])\n',
+        "",
+        f"{_SQL}test_two_drivers_that_both_make_the_table_make_one",
+    ),
+    Guard(
+        "sql-null-is-a-key",
+        "state_runtime/sinks/sql_catalog.py",
+        " and (nulls_are_equal or not can_be_null & columns)",
+        "",
+        f"{_SQL_ROWS}test_rows_are_merged_only_into_a_table_that_has_each_key_once",
+    ),
+    Guard(
+        "sql-not-into-unlogged-tables",
+        "state_runtime/sinks/sql_catalog.py",
+        'if not refusal and persistence != "p":',
+        "if False:",
+        f"{_SQL_ROWS}test_what_does_not_fit_the_table_is_refused_before_a_row",
+    ),
+    Guard(
+        "sql-shows-no-value-of-a-row",
+        "state_runtime/sinks/sql_table.py",
+        "raise explained(error, self.place, columns, self._address.redact) from None",
+        "raise explained(error, self.place, columns, self._address.redact) from error",
+        f"{_SQL_ROWS}test_rows_that_the_table_does_not_take_end_the_run_with_the_columns_name_and_no_value",
+    ),
+    Guard(
+        "sql-text-is-looked-at-before-the-checkpoint",
+        "state_runtime/pipeline/staging.py",
+        "        if self._spec.is_for_sql:\n            self._refuse_text(batch)\n",
+        "",
+        "tests/state_runtime/sinks/test_sql.py::test_text_that_no_database_holds_is_refused_before_the_checkpoint",
+    ),
+    Guard(
+        "sql-of-a-root-and-its-copy-one-writes",
+        "state_runtime/sinks/sql.py",
+        "        own_output(SqlOwners(self._table), spec.staging_prefix, claimant)\n",
+        "",
+        "tests/spark/test_sql_job.py::test_a_copy_of_a_root_is_refused_while_the_original_is_there",
     ),
     Guard(
         "a-handle-ends-with-python",

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -16,9 +16,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_runtime import DeltaSink, JobSettings, ParquetSink, StreamingJob, aggregates, windows
+from state_runtime import DeltaSink, JobSettings, ParquetSink, SqlSink, StreamingJob, aggregates, windows
 from state_runtime.pipeline.sinks import Sink
 from tests.job_settings import job_settings
+
+if TYPE_CHECKING:
+    from examples.servers.postgres import PostgresServer
 
 SCHEMA = "id long, name string, amount long"
 STEPS = "id long, name string, seen long, total long, previous long"
@@ -201,6 +204,18 @@ def delta_sinks(root: Path) -> tuple[DeltaSink, DeltaSink]:
     return DeltaSink(str(root / "out-steps")), DeltaSink(str(root / "out-buckets"), merge_on=["bucket", "even"])
 
 
+DATABASE_ENV = "STILLSTATE_TEST_DATABASE"
+"""The variable with the address of the database of `sql_sinks`."""
+
+
+def sql_sinks() -> tuple[SqlSink, SqlSink]:
+    """The sinks of the two-step job as tables in PostgreSQL: all steps, and the newest row of each bucket."""
+    return (
+        SqlSink("steps", dsn_env=DATABASE_ENV),
+        SqlSink("buckets", dsn_env=DATABASE_ENV, merge_on=["bucket", "even"]),
+    )
+
+
 def positive(frame: DataFrame) -> DataFrame:
     """Stateless code between the operators: drops rows, adds columns."""
     return frame.where("total > 0").selectExpr("*", "length(name) AS bucket", "seen % 2 = 0 AS even")
@@ -238,13 +253,26 @@ def assert_equals_batch(spark: SparkSession, root: Path) -> None:
 
 def assert_delta_equals_batch(spark: SparkSession, root: Path) -> None:
     """Both tables equal a recomputation of the whole input: no loss, no duplicate."""
+    for name, expected in expected_tables(spark, root):
+        table = DeltaTable(str(root / f"out-{name}")).to_pyarrow_table().select(expected.columns)
+        actual = sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
+        assert actual == rows_of(expected)
+
+
+def assert_sql_equals_batch(spark: SparkSession, root: Path, server: PostgresServer, database: str) -> None:
+    """The same of the tables in a database."""
+    for name, expected in expected_tables(spark, root):
+        found = server.execute(f"SELECT {', '.join(expected.columns)} FROM {name}", database)
+        assert sorted(found, key=repr) == rows_of(expected)
+
+
+def expected_tables(spark: SparkSession, root: Path) -> Iterator[tuple[str, DataFrame]]:
+    """What the two tables of the two-step job should have, by a query of the whole input."""
     spark.read.schema(SCHEMA).parquet(str(root / "in")).createOrReplaceTempView("input")
     for name, oracle in (("steps", ORACLE_STEPS), ("buckets", ORACLE_BUCKETS)):
         expected = spark.sql(oracle)
         expected.createOrReplaceTempView(name)
-        table = DeltaTable(str(root / f"out-{name}")).to_pyarrow_table().select(expected.columns)
-        actual = sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
-        assert actual == rows_of(expected)
+        yield name, expected
 
 
 def newest_per_key(updates: DataFrame, keys: Iterable[str]) -> DataFrame:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +16,9 @@ from pyspark.sql import functions as F
 from state_runtime import JobContext, JobSettings
 
 from .timed import TimedJob
+
+if TYPE_CHECKING:
+    from examples.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +29,8 @@ def jobs() -> Iterator[tuple[str, str]]:
     """Every Python block of README and the two guides that builds a whole job, with the heading it stands under; but for
     the job that `stillstate init` writes, which tests/test_pages.py runs with its input."""
     text = "".join(
-        (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/from-sql.md", "docs/delta.md")
+        (ROOT / name).read_text()
+        for name in ("README.md", "docs/guide.md", "docs/from-sql.md", "docs/delta.md", "docs/postgres.md")
     )
     heading = ""
     for part in re.split(r"^(## [^\n]*|```python\n.*?^```)$", text, flags=re.MULTILINE | re.DOTALL):
@@ -37,6 +41,8 @@ def jobs() -> Iterator[tuple[str, str]]:
 
 
 JOBS = list(jobs())
+OF_DATABASES = [(heading, code) for heading, code in JOBS if "SqlSink(" in code]
+WITHOUT = [job for job in JOBS if job not in OF_DATABASES]
 
 
 def test_the_guide_has_jobs() -> None:
@@ -45,8 +51,27 @@ def test_the_guide_has_jobs() -> None:
     assert [heading for heading, _ in JOBS].count("The other way: steps") == 1, "README's"
 
 
-@pytest.mark.parametrize("code", [code for _, code in JOBS], ids=[f"{h}-{i}" for i, (h, _) in enumerate(JOBS)])
+@pytest.mark.parametrize("code", [code for _, code in WITHOUT], ids=[f"{h}-{i}" for i, (h, _) in enumerate(WITHOUT)])
 def test_a_job_of_the_guide_runs_as_it_stands_there(spark: SparkSession, tmp_path: Path, code: str) -> None:
+    run_as_it_stands(spark, tmp_path, code)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("code", [code for _, code in OF_DATABASES])
+def test_a_job_with_a_database_runs_as_it_stands_there(
+    spark: SparkSession, tmp_path: Path, code: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = postgres_server.database()
+    monkeypatch.setenv("SHOP_DATABASE", postgres_server.url(database))
+    run_as_it_stands(spark, tmp_path, code)
+    ((orders, ids, amount),) = postgres_server.execute(
+        "SELECT count(*), count(DISTINCT id), sum(amount) FROM orders", database
+    )
+    assert orders == ids > 0
+    assert postgres_server.execute("SELECT sum(orders), sum(spent) FROM customers", database) == [(orders, amount)]
+
+
+def run_as_it_stands(spark: SparkSession, tmp_path: Path, code: str) -> None:
     module = tmp_path / "guide_job.py"
     module.write_text(code)
     names: dict[str, object] = {"__name__": "__main__"}  # so that its classes travel to the tasks by value

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from state_runtime.base.faults import (
     KILL_POINTS,
     RESTORE_KILL_POINTS,
     RETENTION_KILL_POINTS,
+    SQL_KILL_POINTS,
 )
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.settings import JobSettings, RetentionSettings
@@ -32,9 +34,18 @@ from state_runtime.store import open_store
 
 from ..conftest import ROOT
 from .branches import write_input as write_orders
-from .jobs import assert_delta_equals_batch, assert_equals_batch, write_input
+from .jobs import (
+    DATABASE_ENV,
+    assert_delta_equals_batch,
+    assert_equals_batch,
+    assert_sql_equals_batch,
+    write_input,
+)
 from .plain_queries import write_rows
 from .test_joins import check
+
+if TYPE_CHECKING:
+    from examples.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.kill
 TIMEOUT_S = 240
@@ -151,6 +162,34 @@ def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
         assert_delta_equals_batch(spark, tmp_path)
+
+
+@pytest.mark.servers
+def test_every_crash_of_a_job_that_writes_sql_tables_is_repaired(
+    spark: SparkSession,
+    tmp_path: Path,
+    drivers: list[Driver],
+    postgres_server: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Appended rows and merged ones, whatever of an epoch was in the database when its driver died."""
+    files, database = 0, postgres_server.database()
+    monkeypatch.setenv(DATABASE_ENV, postgres_server.url(database))
+    points = [
+        *("before-manifest", "manifest-written", "before-publish", "published"),
+        *(f"{point}:{passage}" for point in SQL_KILL_POINTS for passage in (1, 2, 3)),  # two passages an epoch
+    ]
+    for number, point in enumerate(points):
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
+        drivers.append(Driver(tmp_path, "--sql", "parallelism=3", kill_at=kill_at))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, "--sql"))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
 
 
 def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(

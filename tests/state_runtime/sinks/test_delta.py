@@ -19,8 +19,9 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile, StoreUnavailable
 from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.sinks.delta import DeltaSink, last_of_each
+from state_runtime.sinks.delta import DeltaSink
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
+from state_runtime.sinks.merge_rows import last_of_each
 from state_runtime.snapshot.manifest import StagedOutput
 from stillstate.testing import check_sink
 
