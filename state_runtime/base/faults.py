@@ -16,6 +16,7 @@ __all__ = [
     "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
+    "KAFKA_KILL_POINTS",
     "KILL_POINTS",
     "RESTORE_KILL_POINTS",
     "RETENTION_KILL_POINTS",
@@ -50,6 +51,10 @@ RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retent
 
 # Of an epoch's output in a Delta table: its files have their names, and the table has them.
 DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
+
+# Of an epoch's output in a Kafka topic: its transaction has begun, its records are there, its number too, and all is
+# committed.
+KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
 
 _passed: dict[str, int] = {}
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.servers.kafka import KafkaBroker
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import (
     DELTA_KILL_POINTS,
     INTERVAL_KILL_POINTS,
+    KAFKA_KILL_POINTS,
     KILL_POINTS,
     RESTORE_KILL_POINTS,
     RETENTION_KILL_POINTS,
@@ -32,7 +34,7 @@ from state_runtime.store import open_store
 
 from ..conftest import ROOT
 from .branches import write_input as write_orders
-from .jobs import assert_delta_equals_batch, assert_equals_batch, write_input
+from .jobs import assert_delta_equals_batch, assert_equals_batch, assert_kafka_equals_batch, write_input
 from .plain_queries import write_rows
 from .test_joins import check
 
@@ -151,6 +153,33 @@ def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
         assert_delta_equals_batch(spark, tmp_path)
+
+
+@pytest.mark.servers
+def test_every_crash_of_a_job_with_a_kafka_sink_is_repaired(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver], kafka: KafkaBroker
+) -> None:
+    """Rows and the newest record of each key, whatever of an epoch's transaction was there when its driver died."""
+    kafka.create_topic("steps", 2)
+    kafka.create_topic("buckets", 2)
+    servers, files = f"--kafka={kafka.bootstrap}", 0
+    # A start passes these points once for each sink, with the number alone; an epoch once more for each sink.
+    points = [
+        *("before-manifest", "manifest-written", "before-publish", "published"),
+        *(f"{point}:{passage}" for point in KAFKA_KILL_POINTS for passage in (3, 4)),
+        *("kafka-before-commit:1", "kafka-committed:2"),
+    ]
+    for number, point in enumerate(points):
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
+        drivers.append(Driver(tmp_path, servers, "parallelism=3", kill_at=kill_at))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, servers))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_kafka_equals_batch(spark, tmp_path, kafka.bootstrap)
 
 
 def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(
