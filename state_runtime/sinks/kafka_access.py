@@ -91,12 +91,17 @@ class KafkaAccess:
         }
         return self._made(library().Producer, settings)
 
-    def consumer(self, group: str) -> Any:
-        """Return a consumer that never consumes: the library gives what a group is to a producer only by one."""
-        return self._made(library().Consumer, {**self._for_looking(), "group.id": group, "enable.auto.commit": False})
+    def consumer(self, group: str, isolation: str) -> Any:
+        """Return a consumer that never consumes: it looks at topics and offsets, and says what its group is.
+
+        Args:
+            isolation: with "read_committed" it gives offsets that no open transaction may change (`require_stable`).
+        """
+        settings = {"group.id": group or "stillstate", "enable.auto.commit": False, "isolation.level": isolation}
+        return self._made(library().Consumer, {**self._for_looking(), **settings})
 
     def admin(self) -> Any:
-        """Return a client that looks at topics and groups."""
+        """Return a client that makes topics."""
         from confluent_kafka.admin import AdminClient
 
         return self._made(AdminClient, self._for_looking())

@@ -184,7 +184,7 @@ class KafkaLog:
     def _connect(self) -> None:
         """Become the only producer of this writer."""
         with self._explained():
-            self._group = self._group or self._access.consumer(self.writer)
+            self._group = self._group or self._access.consumer(self.writer, "read_committed")
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
             self._newest = self._look(stable=True)
@@ -248,33 +248,29 @@ class KafkaLog:
         Args:
             stable: wait for a transaction that may change it.
         """
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-        self._admin = self._admin or self._access.admin()
-        asked = [ConsumerGroupTopicPartitions(self.writer, [TopicPartition(self._topic, _PARTITION)])]
-        with self._explained():
-            answers = self._admin.list_consumer_group_offsets(
-                asked, require_stable=stable, request_timeout=min(_CALL_S_MAX, self._timeout_s)
-            )
-            try:
-                (found,) = answers[self.writer].result(2 * _CALL_S_MAX).topic_partitions
-            except library().KafkaException as error:
-                if error.args[0].name() == "GROUP_ID_NOT_FOUND":
-                    return None
-                raise
+        place = library().TopicPartition(self._topic, _PARTITION)
+        with self._explained(), self._looking(isolation="read_committed" if stable else "read_uncommitted") as reader:
+            (found,) = reader.committed([place], min(_CALL_S_MAX, self._timeout_s))
             if found.error is not None:
                 raise library().KafkaException(found.error)
         return EpochMark(found.offset, (found.metadata or "").partition(" ")[0]) if found.offset >= 0 else None
+
+    @contextmanager
+    def _looking(self, isolation: str = "read_committed") -> Iterator[Any]:
+        """Give a consumer for one question. One that has lost a coordinator may ask the lost one for ever."""
+        reader = self._access.consumer(self.writer, isolation)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
     def partitions(self) -> int:
         """Return how many partitions the topic has; 0 if it is not there."""
 
         def once() -> int:
-            self._admin = self._admin or self._access.admin()
-            with self._explained():
-                topic = self._admin.list_topics(self._topic, timeout=min(_CALL_S_MAX, self._timeout_s)).topics.get(
-                    self._topic
-                )
+            with self._explained(), self._looking() as reader:
+                topics = reader.list_topics(self._topic, timeout=min(_CALL_S_MAX, self._timeout_s)).topics
+                topic = topics.get(self._topic)
                 if topic is None or (topic.error is not None and topic.error.name() == "UNKNOWN_TOPIC_OR_PART"):
                     return 0
                 if topic.error is not None:
@@ -355,7 +351,7 @@ class KafkaLog:
         """End an open transaction, so that no reader waits for it, and forget all clients."""
         producer, self._producer = self._producer, None
         # A client that has lost a coordinator may ask the lost one for ever (see `_in_time`).
-        self._admin = self._group = self._newest = None
+        self._group = self._newest = None
         if producer is None:
             return
         try:

@@ -164,16 +164,13 @@ def test_every_crash_of_a_job_with_a_kafka_sink_is_repaired(
     kafka.create_topic("buckets", 2)
     servers, files = f"--kafka={kafka.bootstrap}", 0
     # A start passes these points once for each sink, with the number alone; an epoch once more for each sink.
-    points = [
-        *("before-manifest", "manifest-written", "before-publish", "published"),
-        *(f"{point}:{passage}" for point in KAFKA_KILL_POINTS for passage in (3, 4)),
-        *("kafka-before-commit:1", "kafka-committed:2"),
-    ]
-    for number, point in enumerate(points):
+    passages = {"kafka-begun": (3,), "kafka-produced": (4,), "kafka-before-commit": (1, 3), "kafka-committed": (3, 4)}
+    assert set(passages) == set(KAFKA_KILL_POINTS)
+    points = ["manifest-written", *(f"{point}:{n}" for point, numbers in passages.items() for n in numbers)]
+    for point in points:
         write_input(tmp_path / "in", files, 2)
         files += 2
-        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
-        drivers.append(Driver(tmp_path, servers, "parallelism=3", kill_at=kill_at))
+        drivers.append(Driver(tmp_path, servers, "parallelism=3", kill_at=point))
         code, lines = drivers[-1].end()
         assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
         drivers.append(Driver(tmp_path, servers))
