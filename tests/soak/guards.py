@@ -822,6 +822,8 @@ def copy_of_the_tree(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in BESIDE:
         shutil.copy(ROOT / name, folder / name)
+    if (ROOT / ".kafka").exists():  # the broker's jars, of which `make kafka` makes one copy
+        (folder / ".kafka").symlink_to((ROOT / ".kafka").resolve())
     return folder
 
 
