@@ -185,6 +185,7 @@ class KafkaLog:
         """Become the only producer of this writer."""
         with self._explained():
             self._group = self._group or self._access.consumer(self.writer, "read_committed")
+            self._seen = None
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
             self._newest = self._look(stable=True)
