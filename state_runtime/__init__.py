@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.sinks.delta import DeltaSink
+    from state_runtime.sinks.kafka import KafkaSink
     from state_runtime.sinks.sql import SqlSink
     from state_runtime.spark.session import build_session
 
@@ -35,6 +36,7 @@ __all__ = [
     "EpochInfo",
     "JobContext",
     "JobSettings",
+    "KafkaSink",
     "KeyedBatch",
     "ListOf",
     "MapOf",
@@ -62,6 +64,7 @@ _HOMES = {
     "EpochInfo": "state_runtime.pipeline.sinks",
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
+    "KafkaSink": "state_runtime.sinks.kafka",
     "KeyedBatch": "state_runtime.processors.user.keyed_batch",
     "ListOf": "state_runtime.processors.user.keyed_collections",
     "MapOf": "state_runtime.processors.user.keyed_collections",

@@ -16,6 +16,7 @@ __all__ = [
     "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
+    "KAFKA_KILL_POINTS",
     "KILL_POINTS",
     "RESTORE_KILL_POINTS",
     "RETENTION_KILL_POINTS",
@@ -54,6 +55,10 @@ DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
 
 # Of an epoch's output in a database: its transaction is about to be committed, and it is.
 SQL_KILL_POINTS = ("sql-written", "sql-committed")
+
+# Of an epoch's output in a Kafka topic: its transaction has begun, its records are there, its number too, and all is
+# committed.
+KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
 
 _passed: dict[str, int] = {}
 

@@ -74,6 +74,7 @@ _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 _DELTA = "tests/state_runtime/sinks/test_delta.py::"
 _SQL = "tests/state_runtime/sinks/test_sql_server.py::"
 _SQL_ROWS = "tests/state_runtime/sinks/test_sql_rows.py::"
+_KAFKA = "tests/state_runtime/sinks/test_kafka_servers.py::"
 
 GUARDS: tuple[Guard, ...] = (
     # --- sinks: each epoch once ----------------------------------------------------------------------------------------
@@ -167,6 +168,62 @@ GUARDS: tuple[Guard, ...] = (
         "        own_output(SqlOwners(self._table), spec.staging_prefix, claimant)\n",
         "",
         "tests/spark/test_sql_job.py::test_a_copy_of_a_root_is_refused_while_the_original_is_there",
+    ),
+    Guard(
+        "kafka-looks-before-it-fences",
+        "state_runtime/sinks/kafka_log.py",
+        "            if self._has(self._look(stable=False), mark):\n                return False\n",
+        "",
+        f"{_KAFKA}test_kafka_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "kafka-looks-before-it-writes",
+        "state_runtime/sinks/kafka_log.py",
+        "        if self._has(self._newest, mark):\n            return False\n",
+        "",
+        f"{_KAFKA}test_a_crash_anywhere_in_a_transaction_is_repaired_by_the_next_driver",
+    ),
+    Guard(
+        "kafka-has-the-number-in-the-transaction",
+        "state_runtime/sinks/kafka_log.py",
+        "            _in_time(lambda: producer.send_offsets_to_transaction([offset], group, _NUMBER_S_MAX))\n",
+        "",
+        f"{_KAFKA}test_kafka_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "kafka-knows-who-writes",
+        "state_runtime/sinks/kafka.py",
+        'writer = f"stillstate-{spec.root_id}-{spec.name}"',
+        'writer = f"stillstate-{spec.name}"',
+        f"{_KAFKA}test_kafka_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "kafka-does-not-guess-a-number-that-is-gone",
+        "state_runtime/sinks/kafka_log.py",
+        "            raise self._forgotten(mark)\n",
+        "",
+        f"{_KAFKA}test_a_number_that_is_gone_is_not_guessed",
+    ),
+    Guard(
+        "kafka-first-start-writes-a-number",
+        "state_runtime/sinks/kafka_log.py",
+        "EpochMark(0) if self._newest is None and is_new else self._newest",
+        "self._newest",
+        f"{_KAFKA}test_a_first_start_leaves_a_number_so_that_its_absence_means_something",
+    ),
+    Guard(
+        "kafka-tells-a-copy-from-a-repetition",
+        "state_runtime/sinks/kafka_log.py",
+        "if found.epoch == mark.epoch and found.digest != mark.digest:",
+        "if False:",
+        f"{_KAFKA}test_a_copy_of_the_root_is_not_taken_for_the_root",
+    ),
+    Guard(
+        "kafka-gives-up-a-coordinator-that-does-not-answer",
+        "state_runtime/sinks/kafka_log.py",
+        "answer.result(_NUMBER_S_MAX + 1)",
+        "answer.result()",
+        f"{_KAFKA}test_a_broker_that_is_killed_in_a_transaction_costs_no_row_and_doubles_none",
     ),
     Guard(
         "a-handle-ends-with-python",
@@ -844,6 +901,8 @@ def copy_of_the_tree(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in BESIDE:
         shutil.copy(ROOT / name, folder / name)
+    if (ROOT / ".kafka").exists():  # the broker's jars, of which `make kafka` makes one copy
+        (folder / ".kafka").symlink_to((ROOT / ".kafka").resolve())
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover] [--delta | --sql] [NAME=NUMBER …]`."""
+"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover] [--delta | --sql | --kafka=SERVERS] [NAME=NUMBER …]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from state_runtime import build_session
 from state_runtime.base.errors import StillstateError
 
-from .jobs import delta_sinks, sql_sinks, two_step_job
+from .jobs import delta_sinks, kafka_sinks, sql_sinks, two_step_job
 
 
 def main() -> int:
@@ -19,8 +19,11 @@ def main() -> int:
     spark = build_session("drive", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
     trigger = None if "--forever" in sys.argv else {"availableNow": True}
     local = root / ("local-2" if "--takeover" in sys.argv else "local")
-    changes = {name: int(value) for name, _, value in (a.partition("=") for a in sys.argv[2:] if "=" in a)}
-    sinks = delta_sinks(root) if "--delta" in sys.argv else sql_sinks() if "--sql" in sys.argv else None
+    given = [a.partition("=") for a in sys.argv[2:] if "=" in a]
+    changes = {name: int(value) for name, _, value in given if not name.startswith("--")}
+    servers = next((value for name, _, value in given if name == "--kafka"), "")
+    sinks = sql_sinks() if "--sql" in sys.argv else None
+    sinks = delta_sinks(root) if "--delta" in sys.argv else kafka_sinks(servers) if servers else sinks
     job = two_step_job(root, local_dir=str(local), sinks=sinks, **changes)
     try:
         result = job.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +17,10 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_runtime import DeltaSink, JobSettings, ParquetSink, SqlSink, StreamingJob, aggregates, windows
+from state_runtime import DeltaSink, JobSettings, KafkaSink, ParquetSink, SqlSink, StreamingJob, aggregates, windows
 from state_runtime.pipeline.sinks import Sink
 from tests.job_settings import job_settings
+from tests.kafka_topics import messages, values
 
 if TYPE_CHECKING:
     from examples.servers.postgres import PostgresServer
@@ -216,6 +218,12 @@ def sql_sinks() -> tuple[SqlSink, SqlSink]:
     )
 
 
+def kafka_sinks(servers: str, end: str = "") -> tuple[KafkaSink, KafkaSink]:
+    """The same as topics: all steps, and the newest record of each bucket."""
+    steps = KafkaSink(f"steps{end}", bootstrap_servers=servers, key="name")
+    return steps, KafkaSink(f"buckets{end}", bootstrap_servers=servers, key=["bucket", "even"])
+
+
 def positive(frame: DataFrame) -> DataFrame:
     """Stateless code between the operators: drops rows, adds columns."""
     return frame.where("total > 0").selectExpr("*", "length(name) AS bucket", "seen % 2 = 0 AS even")
@@ -273,6 +281,18 @@ def expected_tables(spark: SparkSession, root: Path) -> Iterator[tuple[str, Data
         expected = spark.sql(oracle)
         expected.createOrReplaceTempView(name)
         yield name, expected
+
+
+def assert_kafka_equals_batch(spark: SparkSession, root: Path, servers: str, end: str = "") -> None:
+    """Both topics equal a recomputation of the whole input: no loss, no duplicate."""
+    spark.read.schema(SCHEMA).parquet(str(root / "in")).createOrReplaceTempView("input")
+    newest = {message.key(): json.loads(message.value()) for message in messages(servers, f"buckets{end}")}
+    found = {"steps": values(servers, f"steps{end}"), "buckets": list(newest.values())}
+    for name, oracle in (("steps", ORACLE_STEPS), ("buckets", ORACLE_BUCKETS)):
+        expected = spark.sql(oracle)
+        expected.createOrReplaceTempView(name)
+        actual = sorted((tuple(row[column] for column in expected.columns) for row in found[name]), key=repr)
+        assert actual == rows_of(expected)
 
 
 def newest_per_key(updates: DataFrame, keys: Iterable[str]) -> DataFrame:

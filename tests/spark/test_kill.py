@@ -20,6 +20,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import (
     DELTA_KILL_POINTS,
     INTERVAL_KILL_POINTS,
+    KAFKA_KILL_POINTS,
     KILL_POINTS,
     RESTORE_KILL_POINTS,
     RETENTION_KILL_POINTS,
@@ -38,6 +39,7 @@ from .jobs import (
     DATABASE_ENV,
     assert_delta_equals_batch,
     assert_equals_batch,
+    assert_kafka_equals_batch,
     assert_sql_equals_batch,
     write_input,
 )
@@ -45,6 +47,7 @@ from .plain_queries import write_rows
 from .test_joins import check
 
 if TYPE_CHECKING:
+    from examples.servers.kafka import KafkaBroker
     from examples.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.kill
@@ -190,6 +193,30 @@ def test_every_crash_of_a_job_that_writes_sql_tables_is_repaired(
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
         assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
+
+
+@pytest.mark.servers
+def test_every_crash_of_a_job_with_a_kafka_sink_is_repaired(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver], kafka: KafkaBroker
+) -> None:
+    """Rows and the newest record of each key, whatever of an epoch's transaction was there when its driver died."""
+    kafka.create_topic("steps", 2)
+    kafka.create_topic("buckets", 2)
+    servers, files = f"--kafka={kafka.bootstrap}", 0
+    # A start passes these points once for each sink, with the number alone; an epoch once more for each sink.
+    passages = {"kafka-begun": (3,), "kafka-produced": (4,), "kafka-before-commit": (1, 3), "kafka-committed": (3, 4)}
+    assert set(passages) == set(KAFKA_KILL_POINTS)
+    points = ["manifest-written", *(f"{point}:{n}" for point, numbers in passages.items() for n in numbers)]
+    for point in points:
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        drivers.append(Driver(tmp_path, servers, "parallelism=3", kill_at=point))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, servers))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_kafka_equals_batch(spark, tmp_path, kafka.bootstrap)
 
 
 def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(
