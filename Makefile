@@ -44,6 +44,10 @@ demo: setup ## A year of real flights, live: starts Dagster and the job, prints 
 demo-check: setup ## The same demo without a person: kills the driver three times and proves the result
 	$(BIN)/python -m examples.flights.demo_check --work .demo-check $(DEMO_ARGS)
 
+.PHONY: demo-kafka
+demo-kafka: setup kafka ## A small shop: Kafka in; Delta, PostgreSQL and Kafka out, while driver, broker and database are killed (about 6 minutes)
+	$(BIN)/python -m examples.shop.demo --work .demo-kafka $(DEMO_ARGS)
+
 ##@ Check
 
 .PHONY: test

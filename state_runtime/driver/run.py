@@ -467,7 +467,8 @@ class JobRun:
         if trigger:
             writer = writer.trigger(**trigger)
         query = self.query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
-        self._watch.follow(lambda: query.lastProgress)
+        begun = committer.last.source
+        self._watch.follow(lambda: query.lastProgress, "" if begun is None else begun.offsets)
         heartbeat.running()
         self._advance.moved()
         empty = self._spark.createDataFrame([], source.schema)

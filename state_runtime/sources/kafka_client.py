@@ -190,7 +190,7 @@ class Records:
             self._next = part.start
         silent_s = 0.0
         while self._next < part.end:
-            found, self._held = self._held or self._consumer.consume(_RECORDS, _POLL_S), []
+            found, self._held = self._held or self._fetched(), []
             silent_s = 0.0 if found else silent_s + _POLL_S
             if silent_s > away_s:
                 raise Unavailable(
@@ -201,6 +201,12 @@ class Records:
             messages = self._taken(found, part)
             if messages:
                 yield messages
+
+    def _fetched(self) -> list[Any]:
+        """Return what is there; wait only if there is nothing. The client waits until it has as many as were asked for,
+        or the time is over."""
+        ready: list[Any] = self._consumer.consume(_RECORDS, 0)
+        return ready or list(self._consumer.consume(1, _POLL_S))
 
     def _taken(self, found: list[Any], part: Range) -> list[Any]:
         """Return the messages of the range, and keep those behind it. What is no message says how far it is: at the end

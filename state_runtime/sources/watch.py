@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from state_runtime.base.clock import Clock
@@ -41,13 +41,12 @@ def opened_lags() -> list[KafkaLag]:
     return [make() for make in _OPENED.values()]
 
 
-def positions_in(progress: Any) -> list[Positions]:
-    """Return the positions of topics in a document of Spark's about a query's progress; others are left out."""
+def positions_in(offsets: Iterable[Any]) -> list[Positions]:
+    """Return the positions of topics among those of all sources, each as JSON or as what it says."""
     found: list[Positions] = []
-    for source in getattr(progress, "sources", None) or ():
+    for offset in offsets:
         try:
-            document = json.loads(source.endOffset) if isinstance(source.endOffset, str) else source.endOffset
-            found.append(Positions.from_json(document))
+            found.append(Positions.from_json(json.loads(offset) if isinstance(offset, str) else offset))
         except (StillstateError, ValueError, RecursionError):
             continue
     return found
@@ -73,21 +72,28 @@ class SourceWatch:
         """What is known of the sources that the run reads."""
         return self._states
 
-    def follow(self, progress: Callable[[], Any]) -> None:
+    def follow(self, progress: Callable[[], Any], begun: str) -> None:
         """Begin.
 
         Args:
             progress: returns Spark's newest document about the query's progress; None if there is none yet.
+            begun: the text of Spark's file of offsets, of the snapshot that the run goes on from.
         """
         self._lags = self._opened()
         if self._lags:
-            self._thread = threading.Thread(target=self._loop, args=(progress,), name="stillstate-sources", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop,
+                args=(progress, positions_in(begun.split("\n"))),
+                name="stillstate-sources",
+                daemon=True,
+            )
             self._thread.start()
 
-    def _loop(self, progress: Callable[[], Any]) -> None:
+    def _loop(self, progress: Callable[[], Any], begun: Sequence[Positions]) -> None:
         while True:
             try:
-                self.look(positions_in(progress()))
+                read = progress()
+                self.look(begun if read is None else positions_in(source.endOffset for source in read.sources))
             except Exception:
                 # Its numbers are for people: whatever goes wrong with them must not end the run.
                 _LOG.warning("the sources could not be asked how far the job is behind", exc_info=True)

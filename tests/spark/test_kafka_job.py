@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from examples.servers.kafka import KafkaBroker
 from state_runtime import JobContext, JobSettings, ParquetSink, StreamingJob, aggregates, sources
-from state_runtime.base.errors import MissingSource
+from state_runtime.base.errors import InvalidPipeline, MissingSource
 
 from .jobs import settings
 
@@ -31,10 +31,12 @@ def send(broker: KafkaBroker, topic: str, ids: range) -> None:
     assert producer.flush(30) == 0
 
 
-def job_on(broker: KafkaBroker, topic: str, root: Path, parallelism: int = 2, **how: Any) -> StreamingJob:
+def job_on(
+    broker: KafkaBroker, topic: str, root: Path, parallelism: int = 2, name: str = "orders", **how: Any
+) -> StreamingJob:
     job = StreamingJob("shops", store=str(root / "store"), settings=settings(root, parallelism=parallelism))
     asked = {"starting": "earliest", "max_offsets_per_trigger": 100, **how}
-    orders = job.read(sources.kafka(topic, bootstrap_servers=broker.bootstrap, **asked)).transform(
+    orders = job.read(sources.kafka(topic, bootstrap_servers=broker.bootstrap, **asked), name=name).transform(
         lambda df: df.selectExpr("from_json(cast(value AS string), 'id LONG, shop INT') AS o").select("o.*")
     )
     once = orders.key_by("id").deduplicate(uid="once")
@@ -80,6 +82,27 @@ def test_a_topic_that_was_made_anew_ends_the_run_by_name_and_no_restart_is_tried
         run(spark, job_on(kafka, topic, tmp_path))
     assert raised.value.is_final
     assert len(rows_of(tmp_path / "orders")) == 10
+
+
+def test_a_source_under_a_new_name_begins_anew_and_the_state_is_kept(
+    spark: SparkSession, kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    """The way on after a topic was made anew, or to pass over a stretch."""
+    topic = f"job-{next(NAMES)}"
+    kafka.create_topic(topic, 2)
+    send(kafka, topic, range(10))
+    run(spark, job_on(kafka, topic, tmp_path))
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, 2)
+    send(kafka, topic, range(5, 15))
+    anew = job_on(kafka, topic, tmp_path, name="orders-2")
+    with pytest.raises(InvalidPipeline, match="If it is not, start once with --allow-dropped-state"):
+        run(spark, anew)
+    anew.run(spark, trigger={"availableNow": True}, allow_dropped_state=True)
+    assert sorted(row["id"] for row in rows_of(tmp_path / "orders")) == list(range(15)), "it knows what it had seen"
+    send(kafka, topic, range(20, 22))
+    run(spark, job_on(kafka, topic, tmp_path, name="orders-2", starting="latest"))
+    assert len(rows_of(tmp_path / "orders")) == 17, "it goes on where it was, and not where it would begin"
 
 
 def test_the_job_of_the_page_runs_as_it_stands_there(spark: SparkSession, kafka: KafkaBroker, tmp_path: Path) -> None:

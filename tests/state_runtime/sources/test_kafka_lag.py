@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,15 +85,10 @@ class Told:
         self.closed = True
 
 
-def progress(*offsets: Any) -> Any:
-    return SimpleNamespace(sources=[SimpleNamespace(endOffset=offset) for offset in offsets])
-
-
 def test_positions_are_found_among_those_of_other_sources() -> None:
     position = Positions({("a", 0): 4}, {"a": "id"})
-    found = positions_in(progress('{"logOffset": 3}', None, "17", "nonsense", json.dumps(position.to_json())))
-    assert found == [position]
-    assert positions_in(None) == []
+    as_text = json.dumps(position.to_json())
+    assert positions_in(['{"logOffset": 3}', None, "17", "nonsense", "v1", "", as_text]) == [position]
 
 
 def test_a_source_that_the_run_does_not_read_is_not_told_of() -> None:
@@ -110,11 +104,13 @@ def test_a_source_that_the_run_does_not_read_is_not_told_of() -> None:
 def test_the_thread_ends_with_the_run_and_closes_what_it_opened() -> None:
     lag = Told("a")
     watch = SourceWatch(lambda: [lag], FakeClock())  # type: ignore[list-item]
-    watch.follow(lambda: None)
+    begun = Positions({("a", 0): 4})
+    watch.follow(lambda: None, "v1\n{}\n" + json.dumps(begun.to_json()))
     assert lag.was_asked.wait(30)
     watch.close()
     assert lag.closed
-    assert [state.name for state in watch.states] == ["a"]
+    assert lag.asked == [begun], "until the run has read something, it is where its snapshot is"
+    assert [state.behind for state in watch.states] == [0]
 
 
 def test_an_error_in_the_numbers_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,6 +119,6 @@ def test_an_error_in_the_numbers_ends_nothing(caplog: pytest.LogCaptureFixture) 
 
     lag = Told("a")
     watch = SourceWatch(lambda: [lag], FakeClock())  # type: ignore[list-item]
-    watch.follow(broken)
+    watch.follow(broken, "")
     watch.close()
     assert "could not be asked" in caplog.text

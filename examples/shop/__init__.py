@@ -1,0 +1,1 @@
+"""A small shop: orders and payments from Kafka; a join, sessions and totals; Delta, PostgreSQL and Kafka out."""
