@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.sinks.delta import DeltaSink
+    from state_runtime.sinks.iceberg import IcebergSink
     from state_runtime.sinks.kafka import KafkaSink
     from state_runtime.sinks.sql import SqlSink
     from state_runtime.spark.session import build_session
@@ -34,6 +35,7 @@ __all__ = [
     "ConnectedBatch",
     "DeltaSink",
     "EpochInfo",
+    "IcebergSink",
     "JobContext",
     "JobSettings",
     "KafkaSink",
@@ -62,6 +64,7 @@ _HOMES = {
     "ConnectedBatch": "state_runtime.processors.user.connected",
     "DeltaSink": "state_runtime.sinks.delta",
     "EpochInfo": "state_runtime.pipeline.sinks",
+    "IcebergSink": "state_runtime.sinks.iceberg",
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
     "KafkaSink": "state_runtime.sinks.kafka",

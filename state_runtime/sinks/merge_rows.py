@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidPipeline
 
-__all__ = ["check_merge_columns", "last_of_each", "without_removed"]
+__all__ = ["check_merge_columns", "last_of_each", "without_keys", "without_removed"]
 
 
 def check_merge_columns(schema: pa.Schema, merge_on: Sequence[str], remove_where: str, where: str) -> None:
@@ -44,3 +44,15 @@ def without_removed(rows: pa.Table, remove_where: str) -> tuple[pa.Table, pa.Tab
     gone = pc.fill_null(rows[remove_where], False)
     rows = rows.drop_columns([remove_where])
     return rows.filter(pc.invert(gone)), rows.filter(gone)
+
+
+def without_keys(rows: pa.Table, merged: pa.Table, keys: Sequence[str]) -> pa.Array:
+    """Return for each row whether none of `merged` has its keys, as a mask. Null is equal to null."""
+    count, codes = rows.num_rows, np.zeros(rows.num_rows + merged.num_rows, dtype=np.int64)
+    for key in keys:
+        both = pa.chunked_array([*rows[key].chunks, *merged[key].cast(rows.schema.field(key).type).chunks])
+        column = pc.dictionary_encode(both, null_encoding="encode").combine_chunks()
+        indices = (column if isinstance(column, pa.DictionaryArray) else column.chunk(0)).indices.to_numpy()
+        # Dense again after each column: products of many columns' values would not fit into 64 bits.
+        codes = np.unique(codes * (int(indices.max(initial=0)) + 1) + indices, return_inverse=True)[1]
+    return pa.array(~np.isin(codes[:count], codes[count:]))

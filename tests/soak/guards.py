@@ -72,6 +72,7 @@ _OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
 _DELTA = "tests/state_runtime/sinks/test_delta.py::"
+_ICEBERG = "tests/state_runtime/sinks/test_iceberg.py::"
 _SQL = "tests/state_runtime/sinks/test_sql_server.py::"
 _SQL_ROWS = "tests/state_runtime/sinks/test_sql_rows.py::"
 _KAFKA = "tests/state_runtime/sinks/test_kafka_servers.py::"
@@ -91,6 +92,69 @@ GUARDS: tuple[Guard, ...] = (
         'owner = f"{job_name}-{job_uid[:8]}-{name}"',
         'owner = f"{job_name}-{name}"',
         f"{_DELTA}test_delta_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "iceberg-looks-before-it-commits",
+        "state_runtime/sinks/iceberg_log.py",
+        "            if _version(table, writer) >= version:\n                return False\n",
+        "",
+        f"{_ICEBERG}test_two_drivers_that_commit_at_the_same_moment_make_one_commit",
+    ),
+    Guard(
+        "iceberg-is-not-tried-again-behind-its-back",
+        "state_runtime/sinks/iceberg_log.py",
+        "transaction = _without_retries(table).transaction()",
+        "transaction = table.transaction()",
+        f"{_ICEBERG}test_two_drivers_that_commit_at_the_same_moment_make_one_commit",
+    ),
+    Guard(
+        "iceberg-knows-who-writes",
+        "state_runtime/sinks/iceberg.py",
+        'f"{OUTPUTS_DIR}/{job_uid}-{name}"',
+        'f"{OUTPUTS_DIR}/{name}"',
+        f"{_ICEBERG}test_iceberg_keeps_the_contract_of_sinks",
+    ),
+    Guard(
+        "iceberg-owners-are-made-once",
+        "state_runtime/sinks/iceberg_log.py",
+        "            self._commit(table, {_OWNER + path: body.decode()}, _nothing)\n",
+        "            self._commit(table, {_OWNER + path: body.decode()}, lambda *_: None)\n",
+        f"{_ICEBERG}test_of_two_that_claim_a_table_at_the_same_moment_one_owns_it",
+    ),
+    Guard(
+        "iceberg-of-a-root-and-its-copy-one-writes",
+        "state_runtime/sinks/iceberg.py",
+        "        own_output(self._log, spec.staging_prefix, claimant)\n",
+        "",
+        "tests/spark/test_iceberg_job.py::test_a_copy_of_a_root_is_refused_while_the_original_is_there",
+    ),
+    Guard(
+        "iceberg-looks-into-all-manifests",
+        "state_runtime/sinks/iceberg_log.py",
+        "                snapshot.delete_by_predicate(iceberg_library().expressions.AlwaysTrue())\n",
+        "",
+        f"{_ICEBERG}test_a_merge_leaves_files_without_its_keys_as_they_are",
+    ),
+    Guard(
+        "iceberg-null-is-a-key",
+        "state_runtime/sinks/merge_rows.py",
+        'null_encoding="encode"',
+        'null_encoding="mask"',
+        f"{_ICEBERG}test_rows_are_merged_and_removed_by_key",
+    ),
+    Guard(
+        "iceberg-null-keys-are-looked-for",
+        "state_runtime/sinks/iceberg_rows.py",
+        "ex.Or(one, ex.IsNull(name)) if column.null_count else one",
+        "one",
+        f"{_ICEBERG}test_rows_are_merged_and_removed_by_key",
+    ),
+    Guard(
+        "iceberg-shows-no-secret",
+        "state_runtime/sinks/iceberg_log.py",
+        'return self._address.redact(f"{type(error).__name__}: {first}")',
+        'return f"{type(error).__name__}: {first}"',
+        f"{_ICEBERG}test_no_secret_of_a_catalog_is_shown",
     ),
     Guard(
         "sql-looks-before-it-writes",

@@ -13,11 +13,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_runtime import DeltaSink, JobSettings, KafkaSink, ParquetSink, SqlSink, StreamingJob, aggregates, windows
+from state_runtime import (
+    DeltaSink,
+    IcebergSink,
+    JobSettings,
+    KafkaSink,
+    ParquetSink,
+    SqlSink,
+    StreamingJob,
+    aggregates,
+    windows,
+)
 from state_runtime.pipeline.sinks import Sink
 from tests.job_settings import job_settings
 from tests.kafka_topics import messages, values
@@ -206,6 +217,18 @@ def delta_sinks(root: Path) -> tuple[DeltaSink, DeltaSink]:
     return DeltaSink(str(root / "out-steps")), DeltaSink(str(root / "out-buckets"), merge_on=["bucket", "even"])
 
 
+def iceberg_options(root: Path) -> dict[str, str]:
+    """A catalog in a file, which needs no server."""
+    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
+
+
+def iceberg_sinks(root: Path) -> tuple[IcebergSink, IcebergSink]:
+    """The same as Iceberg tables."""
+    options = iceberg_options(root)
+    steps = IcebergSink("shop.steps", catalog="lake", catalog_options=options)
+    return steps, IcebergSink("shop.buckets", catalog="lake", catalog_options=options, merge_on=["bucket", "even"])
+
+
 DATABASE_ENV = "STILLSTATE_TEST_DATABASE"
 """The variable with the address of the database of `sql_sinks`."""
 
@@ -265,6 +288,14 @@ def assert_delta_equals_batch(spark: SparkSession, root: Path) -> None:
         table = DeltaTable(str(root / f"out-{name}")).to_pyarrow_table().select(expected.columns)
         actual = sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
         assert actual == rows_of(expected)
+
+
+def assert_iceberg_equals_batch(spark: SparkSession, root: Path) -> None:
+    """The same of Iceberg tables."""
+    for name, expected in expected_tables(spark, root):
+        table = load_catalog("lake", **iceberg_options(root)).load_table(f"shop.{name}").scan().to_arrow()
+        rows = table.select(expected.columns).to_pylist()
+        assert sorted((tuple(row.values()) for row in rows), key=repr) == rows_of(expected)
 
 
 def assert_sql_equals_batch(spark: SparkSession, root: Path, server: PostgresServer, database: str) -> None:

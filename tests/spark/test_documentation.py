@@ -30,7 +30,14 @@ def jobs() -> Iterator[tuple[str, str]]:
     the job that `stillstate init` writes, which tests/test_pages.py runs with its input."""
     text = "".join(
         (ROOT / name).read_text()
-        for name in ("README.md", "docs/guide.md", "docs/from-sql.md", "docs/delta.md", "docs/postgres.md")
+        for name in (
+            "README.md",
+            "docs/guide.md",
+            "docs/from-sql.md",
+            "docs/delta.md",
+            "docs/iceberg.md",
+            "docs/postgres.md",
+        )
     )
     heading = ""
     for part in re.split(r"^(## [^\n]*|```python\n.*?^```)$", text, flags=re.MULTILINE | re.DOTALL):
