@@ -71,6 +71,7 @@ _COMMIT = "tests/state_runtime/snapshot/test_snapshot_commit.py::"
 _OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
+_SOURCE = "tests/state_runtime/sources/"
 _DELTA = "tests/state_runtime/sinks/test_delta.py::"
 _ICEBERG = "tests/state_runtime/sinks/test_iceberg.py::"
 _SQL = "tests/state_runtime/sinks/test_sql_server.py::"
@@ -288,6 +289,34 @@ GUARDS: tuple[Guard, ...] = (
         "answer.result(_NUMBER_S_MAX + 1)",
         "answer.result()",
         f"{_KAFKA}test_a_broker_that_is_killed_in_a_transaction_costs_no_row_and_doubles_none",
+    ),
+    Guard(
+        "kafka-source-knows-the-topic",
+        "state_runtime/sources/kafka_offsets.py",
+        "if start.ids.get(topic, ids[topic]) != ids[topic]:",
+        "if False:",
+        f"{_SOURCE}test_kafka_offsets.py::test_a_topic_that_was_made_again_is_not_taken_for_the_old_one",
+    ),
+    Guard(
+        "kafka-source-looks-for-what-is-lost",
+        "state_runtime/sources/kafka.py",
+        "                check_not_gone(parts, earliest)\n",
+        "                pass\n",
+        f"{_SOURCE}test_kafka_source.py::test_records_that_are_gone_end_the_run_or_are_passed_over",
+    ),
+    Guard(
+        "kafka-source-reads-what-is-committed",
+        "state_runtime/sources/kafka_client.py",
+        "level.READ_COMMITTED if self._isolation",
+        "level.READ_UNCOMMITTED if self._isolation",
+        f"{_SOURCE}test_kafka_source.py::test_records_of_a_transaction_come_when_it_is_committed_and_never_if_it_is_not",
+    ),
+    Guard(
+        "a-watch-of-sources-ends-nothing",
+        "state_runtime/sources/watch.py",
+        "            except Exception:\n",
+        "            except StillstateError:\n",
+        f"{_SOURCE}test_kafka_lag.py::test_an_error_in_the_numbers_ends_nothing",
     ),
     Guard(
         "a-handle-ends-with-python",
