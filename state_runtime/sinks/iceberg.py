@@ -1,7 +1,7 @@
 """A sink into an Iceberg table, exactly once: the epoch is in the same commit as its rows.
 
-Tasks stage Parquet files below the job root. After the manifest the driver writes their rows as data files of the table,
-or merges them by key, and one commit makes them part of it and says which epoch that was. See docs/iceberg.md.
+Tasks stage Parquet files below the job root. After the manifest the driver writes their rows as data files of the
+table, or merges them by key, and one commit makes them part of it and says which epoch that was. See docs/iceberg.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class IcebergSink(Sink):
 
     Each epoch is one commit, which also sets a property of the table with the job's root, the sink and the epoch: a
     repetition after a crash, and a driver that was thought dead, are seen in the table itself. A crash anywhere leaves
-    the whole epoch in the table, or nothing of it, which the next start writes; files of a commit that was not made stay
-    until orphan files are removed. The table is made if it is not there. Other writers may write to it.
+    the whole epoch in the table, or nothing of it, which the next start writes; files of a commit that was not made
+    stay until orphan files are removed. The table is made if it is not there. Other writers may write to it.
 
     Args:
         table: its name, `namespace.table`.
@@ -198,10 +198,10 @@ class IcebergSink(Sink):
 
     def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
         return MissingFile(
-            f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and the Iceberg "
-            f"table {self._log.place} does not have epoch {output.epoch}. Restore the file from a copy of the job root "
-            "if it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since then is "
-            "read again, and its output is written again under higher epoch numbers"
+            f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and the "
+            f"Iceberg table {self._log.place} does not have epoch {output.epoch}. Restore the file from a copy of the job root "
+            "if it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since then "
+            "is read again, and its output is written again under higher epoch numbers"
         )
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:

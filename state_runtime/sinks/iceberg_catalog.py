@@ -62,8 +62,8 @@ class CatalogAddress:
         except (ValueError, TypeError, library.exceptions.NotInstalledError) as error:
             # The chained error may repeat a setting, so it is not shown with this one.
             raise InvalidConfiguration(
-                f"IcebergSink: the catalog {self.name!r} cannot be opened: {self.redact(str(error))}. Give its settings "
-                "by catalog_options, by .pyiceberg.yaml, or by PYICEBERG_CATALOG__… variables"
+                f"IcebergSink: the catalog {self.name!r} cannot be opened: {self.redact(str(error))}. Give its "
+                "settings by catalog_options, by .pyiceberg.yaml, or by PYICEBERG_CATALOG__… variables"
             ) from None
 
 

@@ -1,8 +1,8 @@
 """An Iceberg table as one writer sees it: what it has of this writer, and commits that say so in the same transaction.
 
 The table's metadata is the only memory: each commit makes a snapshot and sets the property `stillstate.epoch.<writer>`,
-and the catalog takes both or none. Properties outlive the snapshots, which expire. A commit is made at the snapshot that
-was looked at, or not at all. So whoever was first, a repetition or another driver, is seen.
+and the catalog takes both or none. Properties outlive the snapshots, which expire. A commit is made at the snapshot
+that was looked at, or not at all. So whoever was first, a repetition or another driver, is seen.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class IcebergLog:
             gone, new = merge_files(table, rows, keys, removed)
             faults.reach("iceberg-written")
             with transaction.update_snapshot(snapshot_properties=mark).overwrite() as snapshot:
-                # By itself it looks only into manifests of the partitions of the files that go.
+                # By itself it looks only into manifests of the partitions of the files that go, compared by their values:
+                # it would refuse a partition of NaN.
                 snapshot.delete_by_predicate(iceberg_library().expressions.AlwaysTrue())
                 for file in gone:
                     snapshot.delete_data_file(file)
