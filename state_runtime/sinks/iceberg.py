@@ -199,9 +199,9 @@ class IcebergSink(Sink):
     def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
         return MissingFile(
             f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and the "
-            f"Iceberg table {self._log.place} does not have epoch {output.epoch}. Restore the file from a copy of the job root "
-            "if it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since then "
-            "is read again, and its output is written again under higher epoch numbers"
+            f"Iceberg table {self._log.place} does not have epoch {output.epoch}. Restore the file from a copy of the "
+            "job root if it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input "
+            "since then is read again, and its output is written again under higher epoch numbers"
         )
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
