@@ -149,7 +149,8 @@ class IcebergLog:
             gone, new = merge_files(table, rows, keys, removed)
             faults.reach("iceberg-written")
             with transaction.update_snapshot(snapshot_properties=mark).overwrite() as snapshot:
-                # By itself it looks only into manifests of the partitions of the files that go.
+                # By itself it looks only into manifests of these files' partitions, compared by value:
+                # it would refuse a partition of NaN.
                 snapshot.delete_by_predicate(iceberg_library().expressions.AlwaysTrue())
                 for file in gone:
                     snapshot.delete_data_file(file)

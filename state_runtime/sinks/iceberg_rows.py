@@ -1,4 +1,4 @@
-"""Rows as data files of an Iceberg table, and the files that they replace. Before a commit no file is part of it.
+"""Rows as data files of an Iceberg table, and the files that they replace. A commit makes them part of the table.
 
 Uses of pyiceberg that are not in its public interface are here: how it writes data files, and how it reads one.
 """

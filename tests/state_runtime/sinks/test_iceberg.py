@@ -309,6 +309,38 @@ def test_a_merge_leaves_files_without_its_keys_as_they_are(tmp_path: Path) -> No
     assert len(rows_of(tmp_path)) == 9
 
 
+def test_a_null_key_is_found_in_a_file_that_has_no_other(tmp_path: Path) -> None:
+    """Such a file has no least and no greatest key."""
+    sink, spec = sink_of(tmp_path, merge_on=["k"])
+    sink.publish(spec, staged(spec, 1, [{"k": None, "n": 1}]), None)
+    sink.publish(spec, staged(spec, 2, [{"k": None, "n": 2}, {"k": "z", "n": 2}]), None)
+    assert sorted(rows_of(tmp_path), key=str) == [{"k": "z", "n": 2}, {"k": None, "n": 2}]
+
+
+def test_two_drivers_that_both_make_the_table_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have looked, and there is none."""
+    (sink, spec), (other, _) = sink_of(tmp_path), sink_of(tmp_path)
+    output, first = staged(spec, 1, [{"k": "a", "n": 1}]), [1]
+    make = sink._log._make
+
+    def late(*given: Any) -> None:
+        if first:
+            exists = sink._log._catalog.namespace_exists
+
+            def look(namespace: Any) -> bool:
+                if first:
+                    first.pop()
+                    other.publish(spec, output, None)
+                return bool(exists(namespace))
+
+            sink._log._catalog.namespace_exists = look
+        make(*given)
+
+    monkeypatch.setattr(sink._log, "_make", late)
+    sink.publish(spec, output, None)
+    assert (first, rows_of(tmp_path)) == ([], [{"k": "a", "n": 1}])
+
+
 VALUES: list[tuple[pa.DataType, Any]] = [
     (pa.bool_(), True),
     (pa.int8(), -3),
