@@ -95,7 +95,7 @@ test-versions: on-versions ## Suites on the other VERSIONS of Spark (4.1 4.2), e
 	$(BIN)/python -m pytest tests/spark/test_across_versions.py
 
 .PHONY: test-oldest
-test-oldest: ## A part of it on the oldest version alone, which CI has the time for
+test-oldest: ## A part of it on the oldest version alone, which CI runs if it has the time
 	$(MAKE) on-versions VERSIONS=4.1 SUITES=oldest
 
 .PHONY: test-postgres
@@ -121,7 +121,7 @@ $(BROKER): examples/servers/kafka-pom.xml
 kafka: $(BROKER) ## Get a Kafka broker, for the demo and tests
 
 .PHONY: test-servers
-test-servers: setup kafka ## Kafka and PostgreSQL, real ones: sources and sinks, servers that are killed (needs PostgreSQL and Maven; CI runs them too)
+test-servers: setup kafka ## Kafka and PostgreSQL, real ones: sources and sinks, servers that are killed (needs PostgreSQL and Maven; CI runs them if it has the time)
 	$(BIN)/python -m pytest -m 'servers and not kill and not long'
 
 BROWSER_READY := $(VENV)/.stillstate-browser-ready

@@ -106,13 +106,15 @@ def test_a_source_under_a_new_name_begins_anew_and_the_state_is_kept(
 
 
 def test_the_job_of_the_page_runs_as_it_stands_there(spark: SparkSession, kafka: KafkaBroker, tmp_path: Path) -> None:
-    kafka.create_topic("orders", 1)
+    topic = f"job-{next(NAMES)}"  # another page's job writes to `orders` of this broker
+    kafka.create_topic(topic, 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for amount in (3, 4):
-        producer.produce("orders", value=json.dumps({"shop": "a", "amount": amount}))
+        producer.produce(topic, value=json.dumps({"shop": "a", "amount": amount}))
     assert producer.flush(30) == 0
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(PAGE.read_text().split("```python\n")[1].split("```")[0], str(PAGE), "exec"), names)
+    code = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(code.replace('kafka("orders"', f'kafka("{topic}"'), str(PAGE), "exec"), names)
     context = JobContext(
         "page", str(tmp_path), {"kafka": kafka.bootstrap}, settings=JobSettings(local_dir=str(tmp_path / "local"))
     )
