@@ -95,7 +95,7 @@ test-versions: on-versions ## Suites on the other VERSIONS of Spark (4.1 4.2), e
 	$(BIN)/python -m pytest tests/spark/test_across_versions.py
 
 .PHONY: test-oldest
-test-oldest: ## A part of it on the oldest version alone, which CI runs if it has the time
+test-oldest: ## A part of it on the oldest version alone, which CI has the time for
 	$(MAKE) on-versions VERSIONS=4.1 SUITES=oldest
 
 .PHONY: test-postgres
