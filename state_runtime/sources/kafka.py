@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from state_runtime.sources.kafka_offsets import (
     go_on,
     limited,
     ranges,
+    told_lost,
 )
 from state_runtime.sources.watch import remember_opened
 from state_runtime.spark.errors import marked
@@ -40,6 +42,7 @@ try:  # Spark 4.2 and newer
 except ImportError:
     HAS_LIMITS = False
 
+_LOG = logging.getLogger(__name__)
 FORMAT: Final = "stillstate-kafka"
 _SECRET = re.compile(r"(?i)password|secret|token|\.key(\.pem|\.location)?\Z|sasl\.oauthbearer\.config")
 _NOT_YOURS: Final = ("bootstrap.servers", "enable.auto.commit", "auto.offset.reset", "group.id", "enable.partition.eof")
@@ -262,6 +265,9 @@ class _Reader(DataSourceStreamReader):
             earliest = self._cluster.earliest([(part.topic, part.partition) for part in parts])
             if self._of["when_lost"] == "fail":
                 check_not_gone(parts, earliest)
+            elif told := told_lost(parts, earliest):
+                # This process has no logging but its stderr, which is the driver's.
+                _LOG.warning("%s: %s; they are passed over", self._where, told)
             return [_Part(part) for part in behind_lost(parts, earliest)]
 
     def read(self, partition: Any) -> Iterator[Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "go_on",
     "limited",
     "ranges",
+    "told_lost",
 ]
 
 Partition = tuple[str, int]
@@ -152,24 +153,35 @@ def check_same_topics(start: Positions, ids: Mapping[str, str]) -> None:
             )
 
 
+def told_lost(parts: list[Range], earliest: Mapping[Partition, int]) -> str:
+    """Compare what is to be read with the first record that each partition still has, and say what is gone: retention,
+    or DeleteRecords, has removed records before they were read. Empty if nothing is."""
+    gone = [part for part in parts if earliest.get((part.topic, part.partition), 0) > part.start]
+    if not gone:
+        return ""
+    told = "; ".join(
+        f"topic {part.topic!r} partition {part.partition}: wanted from offset {part.start} on, available from "
+        f"{earliest[part.topic, part.partition]} on"
+        for part in gone[:5]
+    )
+    rows = sum(min(part.end, earliest[part.topic, part.partition]) - part.start for part in gone)
+    return (
+        f"Kafka removed {rows:,} records before the job had read them, by retention or DeleteRecords ({told}"
+        f"{'; …' if len(gone) > 5 else ''})"
+    )
+
+
 def check_not_gone(parts: list[Range], earliest: Mapping[Partition, int]) -> None:
-    """Compare what is to be read with the first record that each partition still has.
+    """Refuse to go on if records are gone.
 
     Raises:
-        MissingSource: retention, or DeleteRecords, has removed records before they were read.
+        MissingSource: see `told_lost`.
     """
-    gone = [part for part in parts if earliest.get((part.topic, part.partition), 0) > part.start]
-    if gone:
-        told = "; ".join(
-            f"topic {part.topic!r} partition {part.partition}: wanted from offset {part.start} on, available from "
-            f"{earliest[part.topic, part.partition]} on"
-            for part in gone[:5]
-        )
-        rows = sum(min(part.end, earliest[part.topic, part.partition]) - part.start for part in gone)
+    told = told_lost(parts, earliest)
+    if told:
         raise MissingSource(
-            f"Kafka removed {rows:,} records before the job had read them, by retention or DeleteRecords ({told}"
-            f"{'; …' if len(gone) > 5 else ''}). The state is kept. To go on without them, give the source "
-            'when_lost="skip": what is passed over is counted in the log. A longer retention.ms prevents it'
+            f"{told}. The state is kept. To go on without them, give the source "
+            'when_lost="skip": what is passed over is told in the log. A longer retention.ms prevents it'
         )
 
 

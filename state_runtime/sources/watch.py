@@ -21,7 +21,8 @@ __all__ = ["SourceWatch", "opened_lags", "positions_in", "remember_opened"]
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S: Final = 5.0
-_JOIN_S: Final = 30.0
+_JOIN_S: Final = 2.0
+"""A run that ends does not wait for a broker that is away."""
 
 _OPENED: dict[str, Callable[[], KafkaLag]] = {}
 """Of the sources that this process has opened, by topics and brokers: how each is asked."""
@@ -114,7 +115,7 @@ class SourceWatch:
         self._states = tuple(states)
 
     def close(self) -> None:
-        """End; a question that is under way may last for some seconds."""
+        """End. A question that is under way ends with the process: it writes nothing."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)

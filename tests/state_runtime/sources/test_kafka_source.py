@@ -130,13 +130,17 @@ def test_records_of_a_transaction_come_when_it_is_committed_and_never_if_it_is_n
 
 @pytest.mark.servers
 @pytest.mark.parametrize("when_lost", ["fail", "skip"])
-def test_records_that_are_gone_end_the_run_or_are_passed_over(kafka: KafkaBroker, topic: str, when_lost: str) -> None:
+def test_records_that_are_gone_end_the_run_or_are_passed_over(
+    kafka: KafkaBroker, topic: str, when_lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
     send(kafka, topic, [str(n) for n in range(10)])
     reading = Reading(kafka.bootstrap, topic, when_lost=when_lost)
     position = reading.reader.initialOffset()
     settled(kafka.admin.delete_records([TopicPartition(topic, 0, 6)]))
     if when_lost == "skip":
         assert values(reading.batch(position)[1]) == ["6", "7", "8", "9"]
+        assert "removed 6 records" in caplog.text, "never without a word"
+        assert "passed over" in caplog.text
         return
     with pytest.raises(MissingSource, match=f"removed 6 records .*topic '{topic}' partition 0: wanted from offset 0"):
         reading.batch(position)
