@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from state_runtime.base.sink_state import SinkState
 from state_runtime.base.source_state import SourceState
 from state_runtime.snapshot.manifest import Manifest
 from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen
@@ -55,6 +56,13 @@ _SOURCE_GAUGES: Final[Mapping[str, str]] = {
     "stillstate_source_retention_left_seconds": "When the source removes the first record that the job has not read.",
 }
 
+_SINK_GAUGES: Final[Mapping[str, str]] = {
+    "stillstate_sink_away_seconds": "For how long a sink that is away has taken no output.",
+    "stillstate_sink_waiting_epochs": "Epochs whose output waits for a sink that is away.",
+    "stillstate_sink_waiting_bytes": "Bytes of the output that waits for a sink that is away.",
+    "stillstate_sink_holds_up": "1 if so much waits that the job begins no further epoch, else 0.",
+}
+
 
 def families(
     vitals: Mapping[str, Vitals], savepoints: Mapping[str, SavepointsSeen], now_ms: int, is_file_read: bool
@@ -74,7 +82,11 @@ def families(
     of_sources = {
         name: GaugeMetricFamily(name, text, labels=["stream", "source"]) for name, text in _SOURCE_GAUGES.items()
     }
+    of_sinks = {name: GaugeMetricFamily(name, text, labels=["stream", "sink"]) for name, text in _SINK_GAUGES.items()}
     for job, seen in vitals.items():
+        for sink in seen.status.sinks if seen.status is not None else ():
+            for name, value in _of_sink(sink, now_ms).items():
+                of_sinks[name].add_metric([job, sink.name], value)
         for source in seen.status.sources if seen.status is not None else ():
             for name, value in _of_source(source, now_ms).items():
                 of_sources[name].add_metric([job, source.name], value)
@@ -89,7 +101,7 @@ def families(
         "1 if stillstate.yaml could be read, else 0.",
         value=float(is_file_read),
     )
-    return [read, health, *gauges.values(), *of_sources.values(), runs]
+    return [read, health, *gauges.values(), *of_sources.values(), *of_sinks.values(), runs]
 
 
 def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
@@ -130,6 +142,15 @@ def _of_source(source: SourceState, now_ms: int) -> dict[str, float]:
     if source.retention_left_s >= 0:
         found["stillstate_source_retention_left_seconds"] = source.retention_left_s
     return found
+
+
+def _of_sink(sink: SinkState, now_ms: int) -> dict[str, float]:
+    return {
+        "stillstate_sink_away_seconds": sink.away_s(now_ms),
+        "stillstate_sink_waiting_epochs": float(sink.epochs),
+        "stillstate_sink_waiting_bytes": float(sink.bytes),
+        "stillstate_sink_holds_up": float(sink.holds_up),
+    }
 
 
 def _in_flight(head: Manifest, now_ms: int) -> dict[str, float]:

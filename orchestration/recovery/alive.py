@@ -74,6 +74,13 @@ def judge_alive(
     if verdict == "healthy" and is_unproven:
         headline = "the driver was brought back, and its first checkpoint has not come yet"
         return Alive(level="warn", headline=headline, reason=health.reason, verdict=verdict)
+    if health.sink is not None:
+        return Alive(
+            level="error" if health.sink.holds_up else "warn",
+            headline=f"the driver runs, and {health.sink.headline}",
+            reason=health.reason,
+            verdict=verdict,
+        )
     if health.source is not None:
         headline = f"the driver runs, and {health.source.headline}"
         return Alive(level="warn", headline=headline, reason=health.reason, verdict=verdict)

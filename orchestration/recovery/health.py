@@ -27,6 +27,7 @@ from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.recovery.sinks import SinkTrouble, sink_trouble
 from stillstate.orchestration.recovery.sources import SourceTrouble, source_trouble
 from stillstate.orchestration.text import time_text
 
@@ -89,7 +90,7 @@ class Health:
         is_wanted: no end of the run was requested.
         is_overdue: of one that is migrating: its migration is not continued.
         since_ms: when this began, as the driver has reported; 0: it has not.
-        source: of one that runs: what is wrong with one of its sources.
+        source, sink: of one that runs: what is wrong with one of its sources, or sinks.
     """
 
     verdict: Verdict
@@ -98,6 +99,7 @@ class Health:
     is_overdue: bool = False
     since_ms: int = 0
     source: SourceTrouble | None = None
+    sink: SinkTrouble | None = None
 
     @property
     def standing(self) -> Standing:
@@ -175,9 +177,10 @@ def decide(
             "the stacks of its threads are in its log",
         )
     elif age_s <= policy.heartbeat_timeout_s:
-        trouble = source_trouble(status.sources, now_ms)
-        also = f"; {trouble.headline}: {trouble.reason}" if trouble is not None else ""
-        return Health("healthy", f"{who} runs; {heard}{also}", since_ms=status.started_at_ms, source=trouble)
+        source, sink = source_trouble(status.sources, now_ms), sink_trouble(status.sinks, now_ms)
+        also = "".join(f"; {trouble.headline}: {trouble.reason}" for trouble in (sink, source) if trouble is not None)
+        reason = f"{who} runs; {heard}{also}"
+        return Health("healthy", reason, since_ms=status.started_at_ms, source=source, sink=sink)
     else:
         health = Health("silent", f"{who} does not answer; {heard}, limit {policy.heartbeat_timeout_s:g} s")
     health = replace(health, since_ms=since_ms)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
+from state_runtime.base.sink_state import SinkState
 from state_runtime.base.source_state import SourceState
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry, TimeEntry
@@ -24,6 +25,7 @@ from stillstate.orchestration.probes.look import Look
 from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
 from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.recovery.sinks import sink_trouble
 from stillstate.orchestration.recovery.sources import source_trouble
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
@@ -73,6 +75,7 @@ class JobRow:
         slowest: operator and shard of the task that took longest; empty if no rows are in flight.
         seen_at_ms: when the job was looked at; all ages are as of then. None if it was not seen.
         sources: how far it is behind those of its sources that can be asked.
+        sinks: those that are away.
     """
 
     job: str
@@ -96,6 +99,7 @@ class JobRow:
     slowest: str = ""
     seen_at_ms: int | None = None
     sources: tuple[SourceState, ...] = ()
+    sinks: tuple[SinkState, ...] = ()
 
     @staticmethod
     def of(job: str, look: Look | NoLook) -> JobRow:
@@ -129,6 +133,7 @@ class JobRow:
             slowest=progress.inflight.slowest if waiting and progress is not None and progress.inflight else "",
             seen_at_ms=now_ms,
             sources=() if status is None else status.sources,
+            sinks=() if status is None else status.sinks,
         )
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -317,7 +322,8 @@ def _why(row: JobRow) -> str:
         told += [f"slowest {row.slowest}"] if row.slowest else []
     now_ms = row.seen_at_ms or 0
     trouble = source_trouble(row.sources, now_ms)
-    told += [trouble.reason] if trouble is not None else []
+    away = sink_trouble(row.sinks, now_ms)
+    told += [each.reason for each in (away, trouble) if each is not None]
     told += [_behind(source, now_ms) for source in row.sources if source.behind > 0 and trouble is None]
     return "; ".join(told) or ("" if row.health == "healthy" else row.reason)
 

@@ -175,6 +175,9 @@ class CheckpointSettings(SettingsGroup):
     backlog."""
     pending_bytes_max: int = Field(default=16 * MIB, ge=0, le=GIB)
     """Changes of epochs without a checkpoint that the driver holds in memory before it writes them."""
+    pending_output_bytes_max: int = Field(default=GIB, ge=0, le=1 << 50)
+    """Staged output that waits for sinks that are away, at most, while state and checkpoints go on. Beyond it no epoch
+    begins until a sink has taken some. 0: a sink that is away ends the run."""
     tolerable_failures: int = Field(default=3, ge=0, le=1000)
     """How often in a row an epoch or a checkpoint that fails because a store is away is run again in the same process.
     0: the run ends at the first failure."""

@@ -2,7 +2,7 @@
 
 `commit`    the pending changes, folded and packed into one segment; then the manifest, create-if-absent of the next
             snapshot: from here on the epochs have happened
-`publish`   sinks give staged output its final name
+`publish`   sinks give staged output its final name; that of a sink that is away waits (driver/waiting_outputs.py)
 
 They are the steps 6 and 7 of an epoch (driver/epoch_line.py).
 """
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
+from state_runtime.base.patience import patience
 from state_runtime.base.progress import ALIGNMENT, Progress, together, with_times
 from state_runtime.changelog.changes import only_parts
 from state_runtime.changelog.merge_changes import fold_changes
@@ -30,7 +31,8 @@ from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_index import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, waited
-from state_runtime.driver.publishing import publish_all
+from state_runtime.driver.publishing import PublishedOutputs, publish_all
+from state_runtime.driver.waiting_outputs import WaitingOutputs
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
@@ -48,6 +50,9 @@ from state_runtime.task.acknowledgement import Acknowledgement
 __all__ = ["Checkpointer", "Committed"]
 
 _LOG = logging.getLogger(__name__)
+
+# A leader that moves, or a database that starts again, is often back by then.
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,7 @@ class Checkpointer:
         materializer: folds beside the epochs.
         retention: lets old checkpoints expire beside the epochs.
         collection: removes unneeded objects, once a day.
+        waiting: staged output of sinks that are away.
     """
 
     def __init__(
@@ -99,7 +105,7 @@ class Checkpointer:
         self._uploader = uploader
         # Complete numbers of the newest checkpoint of this run; its manifest has them without the final times.
         self._previous: Progress | None = None
-        # The newest checkpoint of this run, once its output is published.
+        # The newest checkpoint of this run; its output is published, but for what waits.
         self._published: Manifest | None = None
         self._folding = _fold_process(context, committer)
         self.materializer = BackgroundMaterializer(
@@ -122,6 +128,12 @@ class Checkpointer:
             committer.ownership,
             f"{term.host}:{term.pid}",
         )
+        self.waiting = WaitingOutputs(
+            self._publish_what_waited,
+            committer.ownership.check,
+            context.clock,
+            bytes_max=context.settings.checkpoint.pending_output_bytes_max,
+        )
         self.is_committing = False
 
     def publish_pending(self, spark: SparkSession) -> None:
@@ -133,6 +145,8 @@ class Checkpointer:
         Raises:
             SnapshotInUse: another job root stages under the same names; nothing was published or removed.
             MissingFile: see the sinks.
+            Unavailable: a sink is away. A start needs every sink: whose its place is, and which epochs it has, must be
+                known before the first epoch gets its number.
         """
         context, last, term = self._context, self._committer.last, self._committer.term
         claimant = Claimant(
@@ -148,12 +162,14 @@ class Checkpointer:
         # All sinks are checked before one of them changes anything.
         since_terms = {name: context.pipeline.sinks[name].own(spec, claimant) for name, spec in context.sinks.items()}
         if not is_published(context.root, last.outputs):
-            publish_all(
+            done = publish_all(
                 last.outputs,
                 self._sink_of,
                 lambda sink, output: sink.publish_again(context.sinks[output.sink], output, spark),
                 context.clock,
             )
+            for left in done.left.values():
+                raise left.error
             record_published(context.root, last.outputs)
         self._published = None
         for name, spec in context.sinks.items():
@@ -165,6 +181,7 @@ class Checkpointer:
     def close(self, fold_timeout_s: float) -> None:
         """Wait for a fold up to the timeout, then end it. Also record that output is published, for a start that has
         another output folder or none."""
+        self.waiting.close(fold_timeout_s)
         self._leave_word()
         self.materializer.join(fold_timeout_s)
         self.retention.join(fold_timeout_s)
@@ -252,7 +269,7 @@ class Checkpointer:
             layers=layers,
             shards=files,
             segments=segments,
-            outputs=interval.outputs,
+            outputs=(*self.waiting.named, *interval.outputs),
             versions={uid: versions.encode() for uid, versions in state.shards.versions.items()},
             open_batch=state.batch.entry() if state.batch is not None else None,
             previous=self._previous,
@@ -304,16 +321,12 @@ class Checkpointer:
         """
         context = self._context
         faults.reach("before-publish")
-        took_ms = publish_all(
-            done.interval.outputs,
-            self._sink_of,
-            lambda sink, output: sink.publish(context.sinks[output.sink], output, spark),
-            context.clock,
-        )
+        took_ms = self._publish_or_wait(done.interval.outputs, spark).took_ms
         self._published = done.manifest
         for output in done.previous.outputs:
-            # Staged files of a sink that the pipeline no longer has are left to garbage collection.
-            if output.sink in context.sinks:
+            # What the newest manifest names may wait for its sink. Staged files of a sink that the pipeline no longer
+            # has are left to garbage collection.
+            if output.sink in context.sinks and output not in done.manifest.outputs:
                 context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
         faults.reach("published")
@@ -326,6 +339,38 @@ class Checkpointer:
         complete = with_times(done.numbers, (published_s - done.times.started_s) * 1000, phases)
         self._previous = together(done.interval.numbers, complete)
         return replace(complete, epochs=self._previous.epochs)
+
+    def _publish_or_wait(self, outputs: Sequence[StagedOutput], spark: SparkSession) -> PublishedOutputs:
+        """Publish an interval's output; let that of sinks that are away wait."""
+        context, waiting = self._context, self.waiting
+        behind: dict[str, list[StagedOutput]] = {}
+        for output in outputs:
+            if waiting.is_away(output.sink):
+                behind.setdefault(output.sink, []).append(output)
+        # A sink may be back by now. Then nothing is before this output.
+        late = {name for name, own in behind.items() if waiting.add(name, own)}
+        done = publish_all(
+            [output for output in outputs if output.sink not in late],
+            self._sink_of,
+            partial(self._publish_now, spark),
+            context.clock,
+        )
+        for name, left in done.left.items():
+            if not context.settings.checkpoint.pending_output_bytes_max:
+                raise left.error
+            waiting.begin(name, left.outputs, left.error)
+        return done
+
+    def _publish_now(self, spark: SparkSession, sink: Sink, output: StagedOutput) -> None:
+        """Publish output for the first time. Epochs wait for it, so it is not tried for long."""
+        can_wait = self._context.settings.checkpoint.pending_output_bytes_max > 0
+        with patience(_PATIENCE_S if can_wait else float("inf")):
+            sink.publish(self._context.sinks[output.sink], output, spark)
+
+    def _publish_what_waited(self, output: StagedOutput) -> None:
+        """Publish output in the thread of its sink. Such sinks have no Python of the user's, and need no session."""
+        with patience(_PATIENCE_S):
+            self._sink_of(output).publish_again(self._context.sinks[output.sink], output, None)
 
     def remove(
         self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None, staged_of: int | None = None
@@ -396,7 +441,7 @@ class Checkpointer:
         """Record that the newest output is published, but only while this run is the newest: a folder that was removed
         or moved while the run slept must not get a file again."""
         published, root = self._published, self._context.root
-        if published is None:
+        if published is None or self.waiting.named:
             return
         try:
             newest = Catalog.of_root(root, self._context.clock).latest()

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
-from state_runtime.base.errors import Fenced
+from state_runtime.base.errors import Fenced, StoreUnavailable
 from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.progress import Progress
+from state_runtime.base.sink_state import SinkState
 from state_runtime.base.steps import Step
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
@@ -39,6 +40,9 @@ from state_runtime.spark.errors import cause_of, typed_error
 __all__ = ["EpochDriver"]
 
 _LOG = logging.getLogger(__name__)
+
+# How soon a run that is held up by a sink sees that it is to stop.
+_HELD_UP_LOOK_S = 1.0
 
 
 class EpochDriver:
@@ -72,6 +76,7 @@ class EpochDriver:
         self._committer = committer
         self._checkpoint = checkpoint
         self._savepoints = savepoints
+        self._wait = threading.Event().wait if wait is None else wait
         self._state = DriverState.open(context, committer.last, newest_published(context, committer.last))
         self._time = ProcessingTime(committer.clock, committer.last, committer.follows_ms)
         self._line = EpochLine(
@@ -81,7 +86,7 @@ class EpochDriver:
             spark,
             self._state,
             on_progress=on_progress,
-            wait=threading.Event().wait if wait is None else wait,
+            wait=self._wait,
             skipped_rows=skipped_rows,
             is_savepoint_asked=self._is_savepoint_asked,
         )
@@ -159,6 +164,7 @@ class EpochDriver:
             StillstateError: typed, also for errors of tasks; Spark's query ends with it.
         """
         self._finish_batch(frame)
+        self._wait_while_held_up()
         with self._turn() as is_wanted:
             # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
             head = self._state.interval.head
@@ -173,12 +179,19 @@ class EpochDriver:
         Args:
             frame: of the source's columns.
         """
-        is_open = True
+        is_open = self._state.batch is not None
         while is_open:
+            self._wait_while_held_up()
             with self._turn() as is_wanted:
                 is_open = is_wanted and self._state.batch is not None
                 if is_open:
                     self._run(self._without_rows(frame), None, self._now_ms())
+
+    def _wait_while_held_up(self) -> None:
+        """Wait, without the lock, until an epoch may begin or the run is to stop."""
+        while self.is_held_up and not self._stopping.is_set() and self.failure is None:
+            if self._wait(_HELD_UP_LOOK_S):
+                return
 
     def _without_rows(self, frame: DataFrame) -> DataFrame:
         if self._empty is None:
@@ -199,7 +212,7 @@ class EpochDriver:
         """Return whether an epoch without a batch has something to do: processing time has reached a timer, or the
         watermark moved."""
         with self.lock:
-            is_due = self._is_due(self._now_ms())
+            is_due = self._is_due(self._now_ms()) and not self.is_held_up
             self._epochs_when_nothing_was_due = -1 if is_due else self.epochs
             return is_due
 
@@ -213,7 +226,44 @@ class EpochDriver:
     def is_settled(self) -> bool:
         """Return whether all that was read is processed and checkpointed, so that its output is published. For any
         thread, as `has_nothing_to_do`."""
-        return self.has_nothing_to_do and not self._state.interval.epochs
+        return self.has_nothing_to_do and not self._state.interval.epochs and not self.sinks_away()
+
+    def sinks_away(self) -> tuple[SinkState, ...]:
+        """Return what waits for each sink that is away. For any thread."""
+        return self._line.checkpointer.waiting.states()
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether no epoch may begin, because too much output waits for a sink that is away. For any thread."""
+        return self._line.checkpointer.waiting.is_full
+
+    def look_at_sinks(self) -> None:
+        """End the run if a sink that was away cannot take its output at all.
+
+        Raises:
+            StillstateError: of the sink.
+        """
+        waiting = self._line.checkpointer.waiting
+        if waiting.has_failed and self.failure is None:
+            with self.lock, self._failing():
+                waiting.raise_failure()
+
+    def wait_for_sinks(self, is_enough: Callable[[], bool]) -> None:
+        """Wait, after `finish`, until the output that waits is published, or it is enough.
+
+        Raises:
+            StillstateError: see `look_at_sinks`.
+            StoreUnavailable: a sink is still away. The next run publishes what waits for it.
+        """
+        waiting = self._line.checkpointer.waiting
+        waiting.wait_until_empty(is_enough)
+        self.look_at_sinks()
+        for sink in waiting.states():
+            raise StoreUnavailable(
+                f"sink {sink.name!r} is away ({sink.said}): the output of {sink.epochs} epochs waits for it. It is "
+                f"staged, and snapshot {self._committer.last.snapshot_id} names it: start the job again once the sink "
+                "can be reached, and it is published"
+            )
 
     @property
     def is_unproven(self) -> bool:
@@ -235,7 +285,7 @@ class EpochDriver:
         """
         with self.lock:
             now_ms = self._now_ms()
-            is_wanted = self.is_unproven or self._is_due(now_ms)
+            is_wanted = (self.is_unproven or self._is_due(now_ms)) and not self.is_held_up
             if self._stopping.is_set() or self.failure is not None or not is_wanted:
                 return
             with self._failing():

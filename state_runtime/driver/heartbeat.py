@@ -201,6 +201,7 @@ class Heartbeat:
                 time_zone=self._time_zone,
                 steps=self._driver.steps if self._driver is not None else (),
                 sources=self._sources(),
+                sinks=self._driver.sinks_away() if self._driver is not None else (),
             ),
         )
 

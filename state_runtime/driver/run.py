@@ -24,6 +24,7 @@ from state_runtime.base.errors import (
     InvalidPipeline,
     ProcessEnded,
     StillstateError,
+    StoreUnavailable,
     UnsupportedFormat,
 )
 from state_runtime.base.limits import MAX_PARALLELISM
@@ -476,11 +477,14 @@ class JobRun:
         source_is_quiet = SourceQuiet(query)
         is_long_quiet = LongQuiet(source_is_quiet.has_nothing, self._clock)
         following = self._advance.following(
-            driver.mark, lambda: driver.has_nothing_to_do and source_is_quiet(), self._tasks_done
+            driver.mark,
+            lambda: driver.is_held_up or (driver.has_nothing_to_do and source_is_quiet()),
+            self._tasks_done,
         )
         try:
             while not query.awaitTermination(0.1):  # type: ignore[arg-type]
                 scratch.keep_room()
+                driver.look_at_sinks()
                 driver.savepoint_if_asked()
                 if self._stop.is_set() or heartbeat.fenced is not None or driver.is_ending:
                     stopped = True
@@ -500,6 +504,7 @@ class JobRun:
                     driver.stop()
                     driver.drain(empty)
                 driver.finish()
+                self._wait_for_sinks(driver, heartbeat, stopped)
                 self._wait_for_savepoints(driver, heartbeat, savepoints)
         except Exception as error:
             failure = driver.failure or typed_error(error)
@@ -536,6 +541,21 @@ class JobRun:
         shutil.rmtree(checkpoint.folder, ignore_errors=True)
         logs = {index: stream_source_log(self._root, last, index) for index in position.logs}
         checkpoint.prime(position, logs)
+
+    def _wait_for_sinks(self, driver: EpochDriver, heartbeat: Heartbeat, stopped: bool) -> None:
+        """Give sinks that are away half a minute before the run ends. A run that was asked to stop ends well without
+        them, which the log says; one whose source has ended does not."""
+        begun_s = self._clock.monotonic_s()
+
+        def is_enough() -> bool:
+            self._advance.moved()
+            return heartbeat.fenced is not None or self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
+
+        try:
+            driver.wait_for_sinks(is_enough)
+        except StoreUnavailable:
+            if not stopped and heartbeat.fenced is None:
+                raise
 
     def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
         """Let savepoints be copied before the run ends.

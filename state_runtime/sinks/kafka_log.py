@@ -30,6 +30,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, InvalidConfiguration, SnapshotInUse, StoreUnavailable
+from state_runtime.base.patience import patience_s
 from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, library
 from state_runtime.sinks.kafka_records import Record
 
@@ -302,7 +303,7 @@ class KafkaLog:
             StoreUnavailable: it did not pass.
         """
         retrying = Retrying(
-            stop=stop_after_delay(self._timeout_s),
+            stop=stop_after_delay(patience_s(self._timeout_s)),
             wait=self._wait,
             retry=retry_if_exception_type((Passing, FencedOut)),
             reraise=True,
@@ -312,8 +313,8 @@ class KafkaLog:
         except (Passing, FencedOut) as error:
             raise StoreUnavailable(
                 f"the Kafka cluster {self._access.servers} did not do it for topic {self._topic!r} in "
-                f"{self._timeout_s:g} s: {error}. Nothing is lost: start again; the output is staged and comes then. "
-                "An epoch that takes longer than its transaction may needs options={'transaction.timeout.ms': …}"
+                f"{patience_s(self._timeout_s):g} s: {error}. Nothing is lost: the output is staged, and comes when it "
+                "does. An epoch that takes longer than its transaction may needs options={'transaction.timeout.ms': …}"
             ) from error
 
     @contextmanager

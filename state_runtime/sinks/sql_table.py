@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.patience import patience_s
 from state_runtime.sinks.sql_address import Address, psycopg_of
 from state_runtime.sinks.sql_catalog import FoundTable, exists, found_table, schema_of
 from state_runtime.sinks.sql_copy import csv_of, null_patterns
@@ -194,7 +195,7 @@ class SqlTable:
         """
         library = psycopg_of()
         retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS_MAX),
+            stop=stop_after_attempt(ATTEMPTS_MAX) | stop_after_delay(patience_s()),
             wait=self._wait,
             retry=retry_if_exception_type(_Again),
             reraise=True,

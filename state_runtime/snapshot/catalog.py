@@ -138,8 +138,8 @@ class Catalog:
         Only for a caller that has named an older snapshot to go back to. The newest id is that of the listing. If its
         manifest is damaged or of a newer format, the newest readable one below it stands in for it (`standing_in`),
         with the output that may not be published yet. A later checkpoint deletes the staged files below the root, so
-        output without them is left out if there was one. If that is not certain, they may have been lost: the output
-        stays, and the start that is to deliver it says so.
+        output without them is left out if there was one (a sink that is away keeps its files). If that is not
+        certain, they may have been lost: the output stays, and the start that is to deliver it says so.
 
         Args:
             has_claimed: the caller holds the newest term, and has made no snapshot with it yet.

@@ -56,7 +56,8 @@ def standing_in(readable: Manifest, newest_id: int) -> Manifest:
 
 
 def pending_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, ...]:
-    """Return an older snapshot's output that may not be published yet: a later checkpoint is only made after that."""
+    """Return an older snapshot's output that may not be published yet: each later one names what still waits for a sink
+    (driver/waiting_outputs.py), until it is."""
     return tuple(output for output in target.outputs if output in newest.outputs)
 
 

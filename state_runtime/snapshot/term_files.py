@@ -13,6 +13,7 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
+from state_runtime.base.sink_state import SinkState
 from state_runtime.base.source_state import SourceState
 from state_runtime.base.steps import Step
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
@@ -82,6 +83,7 @@ class RunStatus:
         process_space: where `pid` is only the driver (`base/process_space.py`); empty if the run did not record it.
         time_zone: of the run's Spark session; empty if the run did not record it.
         sources: how far the run is behind those of its sources that can be asked.
+        sinks: those that are away, and what waits for them.
         steps: its pipeline, and the rows of each step since the run began; empty if the run did not record it.
     """
 
@@ -111,6 +113,7 @@ class RunStatus:
     time_zone: str = ""
     steps: tuple[Step, ...] = ()
     sources: tuple[SourceState, ...] = ()
+    sinks: tuple[SinkState, ...] = ()
 
     def age_s(self, now_ms: int) -> float:
         """Return the seconds since the heartbeat; never negative, even if clocks differ."""

@@ -78,7 +78,52 @@ _SQL = "tests/state_runtime/sinks/test_sql_server.py::"
 _SQL_ROWS = "tests/state_runtime/sinks/test_sql_rows.py::"
 _KAFKA = "tests/state_runtime/sinks/test_kafka_servers.py::"
 
+_WAITING = "tests/state_runtime/driver/test_waiting_outputs.py::"
+
 GUARDS: tuple[Guard, ...] = (
+    # --- sinks that are away -------------------------------------------------------------------------------------------
+    Guard(
+        "what-waits-is-named-by-each-manifest",
+        "state_runtime/driver/checkpointer.py",
+        "outputs=(*self.waiting.named, *interval.outputs),",
+        "outputs=interval.outputs,",
+        f"{_WAITING}test_what_waited_when_a_run_was_killed_is_published_by_the_next_one",
+    ),
+    Guard(
+        "what-waits-is-not-settled",
+        "state_runtime/driver/checkpointer.py",
+        "if output.sink in context.sinks and output not in done.manifest.outputs:",
+        "if output.sink in context.sinks:",
+        f"{_WAITING}test_what_is_staged_stays_until_a_manifest_no_longer_names_it",
+    ),
+    Guard(
+        "newer-output-waits-behind-older",
+        "state_runtime/driver/checkpointer.py",
+        "if waiting.is_away(output.sink):",
+        "if False:",
+        f"{_WAITING}test_whatever_ends_runs_whose_sink_comes_and_goes_each_batch_is_published_once",
+    ),
+    Guard(
+        "a-thread-that-slept-proves-the-root-is-its-own",
+        "state_runtime/driver/waiting_outputs.py",
+        "                self._prove()\n",
+        "",
+        f"{_WAITING}test_a_run_that_was_fenced_publishes_nothing_that_waited",
+    ),
+    Guard(
+        "what-waits-is-bounded",
+        "state_runtime/driver/epochs.py",
+        "        self._wait_while_held_up()\n        with self._turn() as is_wanted:\n            # Returning",
+        "        with self._turn() as is_wanted:\n            # Returning",
+        f"{_WAITING}test_beyond_the_bound_no_epoch_begins_until_the_sink_takes_some",
+    ),
+    Guard(
+        "output-that-waits-is-not-recorded-as-published",
+        "state_runtime/driver/checkpointer.py",
+        "if published is None or self.waiting.named:",
+        "if published is None:",
+        f"{_WAITING}test_a_run_that_ends_while_a_sink_is_away_says_what_waits_and_the_next_one_publishes_it",
+    ),
     # --- sinks: each epoch once ----------------------------------------------------------------------------------------
     Guard(
         "delta-looks-again-before-it-commits",

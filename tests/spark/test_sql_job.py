@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from examples.servers.postgres import PostgresServer
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidPipeline, SnapshotInUse, StoreUnavailable
+from state_runtime.driver import run as driver_run
 from state_runtime.sinks import sql_table
 
 from .jobs import DATABASE_ENV, ROWS_PER_FILE, assert_sql_equals_batch, sql_sinks, two_step_job, write_input
@@ -73,12 +74,35 @@ def test_a_server_that_stays_away_ends_the_run_and_the_next_start_writes_what_is
     write_input(tmp_path / "in", 0, 2)
     with monkeypatch.context() as patch:
         patch.setattr(sql_table, "ATTEMPTS_MAX", 2)
+        patch.setattr(driver_run, "_STOP_TIMEOUT_S", 1.0)
         patch.setattr(faults, "reach", lambda point: postgres_server.kill() if point == "sql-written" else None)
         with pytest.raises(StoreUnavailable, match="took nothing") as told:
             run(spark, tmp_path)
     assert told.value.exit_code == 4
     postgres_server.start()
     run(spark, tmp_path)
+    assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
+
+
+def test_a_server_that_is_away_holds_up_no_epoch_and_gets_all_rows_when_it_is_back(
+    spark: SparkSession, tmp_path: Path, postgres_server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away from the second epoch to the fifth one's checkpoint."""
+    write_input(tmp_path / "in", 0, 6)
+    passed: list[str] = []
+
+    def reach(point: str) -> None:
+        passed.append(point)
+        if (point, passed.count(point)) == ("sql-written", 3):
+            postgres_server.kill()
+        if (point, passed.count(point)) == ("manifest-written", 5):
+            assert passed.count("sql-committed") <= 3, "four more checkpoints, and no more than one table of the second"
+            postgres_server.start()
+
+    monkeypatch.setattr(faults, "reach", reach)
+    run(spark, tmp_path)
+    monkeypatch.undo()
+    assert "waiting-output-published" in passed
     assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
 
 

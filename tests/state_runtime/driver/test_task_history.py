@@ -143,7 +143,9 @@ class Beating:
         self.job = Job(self.world.connect(), self.world.clock).checkpoints(2)
         self.asked: list[str] = []
         self.refused = ""
-        self.driver: Any = SimpleNamespace(tasks=TaskHistory(), steps=(), restoring=lambda: (0, 0), progress=None)
+        self.driver: Any = SimpleNamespace(
+            tasks=TaskHistory(), steps=(), restoring=lambda: (0, 0), progress=None, sinks_away=tuple
+        )
         savepoints = Savepoints(
             self.job.root, self.job.committer.info, 1, clock=self.world.clock, ids=CountingIds(8)
         )  # fmt: skip

@@ -750,7 +750,9 @@ def test_a_heartbeat_that_slept_tells_nothing_of_its_epochs_in_the_next_jobs_roo
             old.committer.ownership = ownership_of(old, root)
             savepoints = Savepoints(root, old.committer.info, 1, clock=world.clock, ids=CountingIds(8))
             beat = Heartbeat(root, old.committer, 1.0, world.clock, threading.Event(), savepoints)
-            driver: Any = SimpleNamespace(tasks=TaskHistory(), restoring=lambda: (0, 0), progress=None, steps=())
+            driver: Any = SimpleNamespace(
+                tasks=TaskHistory(), steps=(), restoring=lambda: (0, 0), progress=None, sinks_away=tuple
+            )
             beat.watch(driver)
             for number in range(1, 4):
                 done = Acknowledgement(epoch="e", stage=0, shard=0, input_rows=1)
