@@ -313,8 +313,8 @@ class KafkaLog:
         except (Passing, FencedOut) as error:
             raise StoreUnavailable(
                 f"the Kafka cluster {self._access.servers} did not do it for topic {self._topic!r} in "
-                f"{patience_s(self._timeout_s):g} s: {error}. Nothing is lost: the output is staged, and comes when it "
-                "does. An epoch that takes longer than its transaction may needs options={'transaction.timeout.ms': …}"
+                f"{patience_s(self._timeout_s):g} s: {error}. Nothing is lost: start again; the output is staged "
+                "and comes then. An epoch that takes longer than its transaction may needs options={'transaction.timeout.ms': …}"
             ) from error
 
     @contextmanager
