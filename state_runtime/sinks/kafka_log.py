@@ -314,7 +314,8 @@ class KafkaLog:
             raise StoreUnavailable(
                 f"the Kafka cluster {self._access.servers} did not do it for topic {self._topic!r} in "
                 f"{patience_s(self._timeout_s):g} s: {error}. Nothing is lost: start again; the output is staged "
-                "and comes then. An epoch that takes longer than its transaction may needs options={'transaction.timeout.ms': …}"
+                "and comes then. An epoch that takes longer than its transaction may needs "
+                "options={'transaction.timeout.ms': …}"
             ) from error
 
     @contextmanager
