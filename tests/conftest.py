@@ -34,6 +34,17 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 
+# Tests that take more than six seconds each and whose law a smaller one, or another variant, holds in `make test`.
+LONG = frozenset((ROOT / "tests" / "long.txt").read_text("utf-8").splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid in LONG:
+            item.add_marker("long")
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests: two slots, and three tries per task so that re-execution can be tested."""

@@ -635,6 +635,12 @@ def test_no_path_of_a_machine_is_in_the_code(file: Path) -> None:
     assert not found
 
 
+def test_every_test_that_is_listed_as_long_exists() -> None:
+    for line in (ROOT / "tests" / "long.txt").read_text("utf-8").splitlines():
+        file, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8"), f"tests/long.txt: {line} is gone"
+
+
 @every(FILES)
 def test_no_todo_hides_a_failure(file: Path) -> None:
     """What is not done is refused by name, or it is an issue."""
