@@ -268,6 +268,11 @@ def test_a_bound_that_cannot_be_kept_is_refused_before_a_row_is_read(spark: Spar
         job.read(reader(tmp_path / "in")).output("future").write(ParquetSink(str(tmp_path / "out")))
 
     refused(reads_none, "the source has no output 'future'")
+
+    def goes_by_time(job: StreamingJob) -> None:
+        counted(job.read(reader(tmp_path / "in"), max_ahead="1 hour").output("future"), tmp_path / "out")
+
+    refused(goes_by_time, "withWatermark")
     assert not (tmp_path / "out").exists()
     Bench(spark, tmp_path, written(without)).run(max_ahead_s=60)
     assert spark.read.parquet(str(tmp_path / "out")).count() == ROWS
