@@ -16,7 +16,13 @@ from stillstate.orchestration.text import age_text, bytes_text, count_text, coun
 
 __all__ = ["cards_of", "note_of"]
 
-_TONES: Final[dict[str, Tone]] = {"source": "source", "sink": "sink", "transform": "stateless", "union": "stateless"}
+_TONES: Final[dict[str, Tone]] = {
+    "source": "source",
+    "sink": "sink",
+    "transform": "stateless",
+    "union": "stateless",
+    "expect_or_drop": "stateless",
+}
 
 
 def cards_of(steps: Sequence[Step], newest: Manifest | None) -> list[Card]:
@@ -51,9 +57,10 @@ def _joined(parts: Iterable[str]) -> str:
 def _lines(step: Step, newest: Manifest | None, sources: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     rows = counted_text(step.rows, "row") if step.rows is not None else ""
     if step.kind == "source":
-        return ((rows, *_source_lag(step.name, newest, sources)),)
+        ahead = f"{count_text(step.aside_rows)} too far ahead" if step.aside_rows else ""
+        return ((rows, *_source_lag(step.name, newest, sources)), (ahead,))
     if step.kind in _TONES:
-        return ((rows,),)
+        return ((rows, f"{count_text(step.aside_rows)} bad" if step.aside_rows else ""),)
     late = f"{count_text(step.late_rows)} late" if step.late_rows else ""
     return ((_keys(step),), (rows, late, *_in_flight(step, newest)), (_watermark(step, newest),), _state(step, newest))
 

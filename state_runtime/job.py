@@ -26,7 +26,9 @@ from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import TransformStep, UnionStep
+from state_runtime.pipeline.expectations import ExpectStep
 from state_runtime.pipeline.graph import (
+    FUTURE,
     Edge,
     Graph,
     Node,
@@ -36,6 +38,7 @@ from state_runtime.pipeline.graph import (
     SegmentNode,
     SinkNode,
     SourceNode,
+    side_outputs_of,
 )
 from state_runtime.pipeline.operators import (
     TIME_MODES,
@@ -163,7 +166,15 @@ class StreamingJob:
         """
         return Catalog(self._store, self.name, self._clock).job_info().uid
 
-    def read(self, source: Source, *, name: str = "", idle_after: str | None = None, was: str | None = None) -> Stream:
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str = "",
+        idle_after: str | None = None,
+        was: str | None = None,
+        max_ahead: str | None = None,
+    ) -> Stream:
         """Begin a pipeline with a Spark stream that keeps no state: a streaming DataFrame, or a function of a session.
 
         A job may read several sources, each by a read() with a name; `Stream.union` brings them together. An operator's
@@ -176,6 +187,10 @@ class StreamingJob:
                 watermark back until one comes, which may be late then. By default a source without rows holds it back
                 for ever.
             was: the name of the source in snapshots until now, if it gets another one; "" if it had none.
+            max_ahead: a duration: how far an event time may be ahead of the epoch's processing time. Rows beyond it do
+                not move the watermark, so one wrong clock makes no other row late; they are counted (`future_rows`) and
+                stay in the stream, or come from `output("future")` instead, if that is read. By default as the settings
+                say (`max_ahead_s`): no bound, as in Spark.
 
         Example:
             orders = job.read(read_orders, name="orders")
@@ -185,10 +200,13 @@ class StreamingJob:
         refuse_connect(source, "read(): the DataFrame")
         if name:
             check_uid(name, "source name")
-        idle_after_us = parse_duration_us(idle_after) if idle_after is not None else None
-        if idle_after_us is not None and idle_after_us < 1000:
-            raise InvalidPipeline(f"idle_after={idle_after!r} must be at least a millisecond")
-        node = SourceNode(name, source, was=was, idle_after_ms=None if idle_after_us is None else idle_after_us // 1000)
+        node = SourceNode(
+            name,
+            source,
+            was=was,
+            idle_after_ms=_milliseconds("idle_after", idle_after, at_least="1 millisecond"),
+            max_ahead_ms=_milliseconds("max_ahead", max_ahead, at_least="1 second"),
+        )
         return Stream(self._pipeline, self._pipeline.add(node))
 
     def query(
@@ -469,6 +487,15 @@ class StreamingJob:
         )
 
 
+def _milliseconds(name: str, duration: str | None, *, at_least: str) -> int | None:
+    """Return a duration of an argument in milliseconds."""
+    if duration is None:
+        return None
+    if (duration_us := parse_duration_us(duration)) < parse_duration_us(at_least):
+        raise InvalidPipeline(f"{name}={duration!r} must be at least {at_least}")
+    return duration_us // 1000
+
+
 class _Pipeline:
     """The graph that a job's streams make, node by node."""
 
@@ -572,6 +599,34 @@ class Stream:
         node = SegmentNode((self._rows,), TransformStep(function, every_epoch))
         return Stream(self._pipeline, self._pipeline.add(node))
 
+    def expect_or_drop(self, **conditions: str | Column) -> Stream:
+        """Keep the rows that meet all conditions; those that fail one are counted (`bad_rows`), and are the output
+        "bad".
+
+        The name is that of expectations in pipelines of Spark and Databricks. Each condition is evaluated once for each
+        row, in SQL or as a column; one that is null has failed. `output("bad")` gives the rows that fail as they came,
+        with a column `reason` behind: the names of the conditions that failed, in their order, with commas. If nothing
+        reads it, they are dropped, and a warning in the log says so once in a run. A condition that raises an error
+        ends the epoch: `try_cast` instead of `CAST`, `try_divide` instead of `/`.
+
+        Args:
+            conditions: by the names that `reason` has.
+
+        Example:
+            orders = job.read(read_orders).expect_or_drop(parsed="id IS NOT NULL", positive="amount > 0")
+            orders.output("bad").write(ParquetSink("/data/bad"), name="bad")
+        """
+        if not conditions:
+            raise InvalidPipeline('expect_or_drop() needs a condition by name, such as positive="amount > 0"')
+        for name, condition in conditions.items():
+            refuse_connect(condition, f"expect_or_drop(): the condition {name!r}")
+            if not name or not isinstance(condition, str | Column):
+                raise InvalidPipeline(
+                    f"expect_or_drop(): the condition {name!r} must be SQL or a column with a name, not a "
+                    f"{type(condition).__name__}"
+                )
+        return Stream(self._pipeline, self._pipeline.add(SegmentNode((self._rows,), ExpectStep(dict(conditions)))))
+
     def union(self, *others: Stream) -> Stream:
         """The rows of this stream and of others of the same job, column by column: `DataFrame.union`.
 
@@ -601,12 +656,16 @@ class Stream:
         return Stream(self._pipeline, self._pipeline.add(SegmentNode(rows, step)))
 
     def output(self, name: str) -> Stream:
-        """The rows of a side output of the operator that this stream comes from.
+        """The rows of a side output of the step that this stream comes from.
 
         Every operator that goes by event time has "late": the rows that it dropped as late, in the columns of its
         input. A window's late rows are those that come too late for all of their windows. A join has "late_left" and
-        "late_right". Further ones are those that `process(…, outputs=…)` declares. What comes from a side output has no
-        event time: its rows are late for whatever follows.
+        "late_right". Further ones are those that `process(…, outputs=…)` declares. What comes from these side outputs
+        has no event time: its rows are late for whatever follows.
+
+        `expect_or_drop` has "bad": the rows that failed a condition. A `read` with a bound has "future": the rows whose
+        event time is further ahead than that. Where it is read, they are taken out of the stream; they have no event
+        time.
 
         Example:
             hourly = flights.key_by("origin").window(windows.tumbling("1 hour"), uid="hourly", n=aggregates.count())
@@ -614,12 +673,15 @@ class Stream:
             hourly.output("late").write(ParquetSink("/data/late"))
         """
         node = self._pipeline.graph.nodes[self._rows.node]
-        if not isinstance(node, OperatorNode) or self._rows.output:
+        check_uid(name, "output name")
+        known = {FUTURE} if isinstance(node, SourceNode) else set[str]()
+        known |= side_outputs_of(node) if isinstance(node, SegmentNode) else set()
+        if self._rows.output or not (isinstance(node, OperatorNode) or name in known):
             raise InvalidPipeline(
-                f"output({name!r}) is read of an operator's stream, such as that of window() or process(), before any "
-                "other step"
+                f"output({name!r}) is read of the stream of the step that has it, before any other step: an operator, "
+                f'such as window() or process(); expect_or_drop() has "bad", and read() "{FUTURE}"'
             )
-        return Stream(self._pipeline, replace(self._rows, output=check_uid(name, "output name")))
+        return Stream(self._pipeline, replace(self._rows, output=name))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Add a sink to the stream, and return the stream.

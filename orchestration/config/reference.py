@@ -32,8 +32,9 @@ wrote names one.
 Names carry their units: `_s` is seconds, and bytes are plain numbers in the file (`16777216`). A value outside its
 bounds is refused when the file is read, with file and line. Keys of a job may stand below `defaults` too, for all jobs.
 In Python, the settings of the runtime have the same names, groups and bounds, in `stillstate.JobSettings`:
-`JobSettings(parallelism=4, checkpoint={"interval_s": 60})`. No setting of the runtime changes a result,
-and each may be changed at any restart. [Operations](operations.md) says when to change which.
+`JobSettings(parallelism=4, checkpoint={"interval_s": 60})`. No setting of the runtime but
+`max_ahead_s` changes a result, and each may be changed at any restart. [Operations](operations.md) says when to change
+which.
 """
 _ERRORS_BEGINNING: Final = """# Errors
 

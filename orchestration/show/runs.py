@@ -173,6 +173,8 @@ def progress_line(job: str, progress: Progress) -> str:
             *((f"alignment {duration_text(progress.alignment_ms / 1000)}",) if progress.alignment_ms else ()),
             f"log {bytes_text(progress.log_bytes)}",
             *((f"skipped {count_text(progress.skipped_rows)} that are gone",) if progress.skipped_rows else ()),
+            *((f"{count_text(progress.future_rows)} too far ahead",) if progress.future_rows else ()),
+            *((f"{count_text(progress.bad_rows)} bad",) if progress.bad_rows else ()),
             *((f"restored {came_back}",) if came_back else ()),
             *((inflight_text(progress.inflight),) if progress.inflight is not None else ()),
         )

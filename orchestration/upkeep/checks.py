@@ -114,8 +114,8 @@ def _on_time(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
     reached = newest.time.watermark_ms if newest.time is not None else 0
     text = (
         f"the newest {late} checkpoints with input dropped as many rows as late as came in: the watermark is at "
-        f"{time_text(reached)}. If a row with a wrong time moved it there, filter such rows in read() and go back to a "
-        f"snapshot before it (`stillstate rollback {catalog.job}`)"
+        f"{time_text(reached)}. If a row with a wrong time moved it there, bound such times (`max_ahead_s`) and go "
+        f"back to a snapshot before it (`stillstate rollback {catalog.job}`)"
     )
     return Judged("rows_on_time", False, text, numbers=found)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-__all__ = ["ALIGNMENT", "InflightProgress", "Progress", "together", "with_times"]
+__all__ = ["ALIGNMENT", "NO_ROWS_ASIDE", "InflightProgress", "Progress", "RowsAside", "together", "with_times"]
 
 ALIGNMENT: Final = "alignment"
 """A phase, not a field: earlier versions accept phases with any names, so they can read such manifests."""
@@ -67,6 +67,22 @@ class InflightProgress:
 
 
 @dataclass(frozen=True)
+class RowsAside:
+    """The rows of an epoch that did not count as the others do.
+
+    Attributes:
+        future: per source the rows whose event time is further ahead than its bound.
+        bad: per step that drops rows by conditions, by its place in the graph, the rows that failed one.
+    """
+
+    future: Mapping[str, int] = field(default_factory=dict)
+    bad: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_ROWS_ASIDE: Final = RowsAside()
+
+
+@dataclass(frozen=True)
 class Progress:
     """Numbers of one epoch, or (in a manifest) of all epochs that end in one checkpoint, together.
 
@@ -113,6 +129,8 @@ class Progress:
         inflight: None unless rows are in flight after the epoch, or were before it.
         skipped_rows: rows that sources skipped because they are gone (Kafka with failOnDataLoss=false), since the epoch
             before; only those that the driver's Java reports. Not in manifests.
+        future_rows: rows whose event time is further ahead of the clock than `max_ahead`. Not in manifests.
+        bad_rows: rows that failed a condition of `expect_or_drop`. Not in manifests.
     """
 
     snapshot_id: int = 0
@@ -150,6 +168,8 @@ class Progress:
     spilled_bytes: int = 0
     inflight: InflightProgress | None = None
     skipped_rows: int = 0
+    future_rows: int = 0
+    bad_rows: int = 0
 
     @property
     def alignment_ms(self) -> float:

@@ -349,7 +349,7 @@ Retention = Annotated[
 
 
 class JobSettings(SettingsGroup):
-    """How a job runs; nothing here changes a result."""
+    """How a job runs; nothing here but `max_ahead_s` changes a result."""
 
     parallelism: int = Field(default=0, ge=0, le=MAX_PARALLELISM)
     """Shards of every stateful operator. 0: Spark's default parallelism at the first start, and the newest snapshot's
@@ -377,6 +377,10 @@ class JobSettings(SettingsGroup):
     """`auto` lets Spark aggregate an operator's rows before the shuffle where its newest epochs had 50,000 rows or
     more, of few keys; `on` and `off`: always and never. Only functions whose result stays the same to the last digit
     are aggregated so."""
+    max_ahead_s: float | None = Field(default=None, ge=1, le=_AGE_MAX_S)
+    """How far an event time may be ahead of an epoch's processing time, for sources that say nothing else
+    (`read(…, max_ahead=…)`). Rows beyond it do not move the watermark and are counted (`future_rows`). It decides what
+    is late. Empty: no bound, as in Spark."""
     task_bytes_max: int = Field(default=128 * MIB, ge=MIB, le=64 * GIB)
     """Input that a task holds in memory, about, and as much of what it changed. The rest waits on the host's disk."""
     output_rows_per_batch: int = Field(default=65_536, ge=1, le=_COUNT_MAX)
@@ -390,6 +394,11 @@ class JobSettings(SettingsGroup):
     materialization: MaterializationSettings = Field(default_factory=MaterializationSettings)
     recovery: RecoverySettings = Field(default_factory=RecoverySettings)
     retention: Retention = Field(default_factory=RetentionSettings)
+
+    @property
+    def max_ahead_ms(self) -> int | None:
+        """`max_ahead_s` in milliseconds, as event times are."""
+        return None if self.max_ahead_s is None else round(self.max_ahead_s * 1000)
 
     @classmethod
     def _with_present_names(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

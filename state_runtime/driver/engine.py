@@ -128,6 +128,7 @@ class SparkEngine:
             acknowledged=acknowledged,
             event_times=plan.event_time_ms(),
             source_rows=plan.source_rows(),
+            aside=plan.aside(),
             planned_s=planned_s,
             processed_s=clock.monotonic_s(),
             flushed_ms=flushed_ms,
@@ -164,6 +165,7 @@ class SparkEngine:
                 aggregated=self._aggregated.chosen(),
                 is_batch=planned.request.reads,
                 in_one_task=in_one_task,
+                now_ms=planned.time.batch_time_ms,
             )
             planned_s = self._context.clock.monotonic_s()
             with self._acknowledgements.expecting(job.epoch):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from state_runtime.base.errors import CorruptData, check
+from state_runtime.base.progress import RowsAside
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.driver.batch_progress import BatchProgress, ShardRows
 from state_runtime.driver.context import DriverContext
@@ -168,6 +169,7 @@ class EpochRun:
         source_rows: rows of the batch per source, if it has those of several.
         planned_s, processed_s: monotonic.
         flushed_ms, flushed_bytes: of a segment that the action needed.
+        aside: rows that are too far ahead, or failed a condition.
     """
 
     planned: PlannedEpoch
@@ -178,6 +180,7 @@ class EpochRun:
     flushed_ms: float = 0.0
     flushed_bytes: int = 0
     source_rows: tuple[int, ...] = ()
+    aside: RowsAside = field(default_factory=RowsAside)
 
     @property
     def time(self) -> TimeEntry:

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
 from state_runtime.base.heap import collection_paused
-from state_runtime.base.progress import Progress, with_times
+from state_runtime.base.progress import Progress, RowsAside, with_times
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.batch_progress import BatchProgress
@@ -52,6 +52,7 @@ from state_runtime.driver.retries import Retries
 from state_runtime.driver.step_rows import StepRows
 from state_runtime.driver.task_history import TaskHistory, epoch_of
 from state_runtime.pipeline.odd_times import OddTimes
+from state_runtime.pipeline.rows_aside import RowsAsideLog
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
 from state_runtime.snapshot.commit import Committer
@@ -99,6 +100,7 @@ class EpochLine:
         self._is_savepoint_asked = is_savepoint_asked
         self._uploader = Uploader(context.settings.upload, context.clock)
         self._odd_times = OddTimes(context.pipeline.watermarks)
+        self._rows_aside = RowsAsideLog(context.pipeline.graph)
         self._budgets = BudgetPlanner(
             context.settings,
             context.pipeline.operators,
@@ -144,10 +146,20 @@ class EpochLine:
         Raises:
             StillstateError: typed; the driver state may hold changes that never happened.
         """
-        numbers, tasks, steps, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
+        numbers, tasks, steps, aside, is_for_savepoint = self.retries.take(
+            "epoch", partial(self._epoch, frame, request)
+        )
         self.row_bytes = row_bytes_after(self.row_bytes, tasks)
         self.tasks, self.steps = self.tasks.after(epoch_of(numbers, tasks.ran)), steps
-        self._report(replace(numbers, skipped_rows=self._skipped_rows()))
+        self._rows_aside.look(aside)
+        self._report(
+            replace(
+                numbers,
+                skipped_rows=self._skipped_rows(),
+                future_rows=sum(aside.future.values()),
+                bad_rows=sum(aside.bad.values()),
+            )
+        )
         return is_for_savepoint
 
     def checkpoint(self) -> None:
@@ -166,7 +178,7 @@ class EpochLine:
 
     # --- the line ------------------------------------------------------------------------------------------------
 
-    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, TasksDone, StepRows, bool]:
+    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, TasksDone, StepRows, RowsAside, bool]:
         started_s, proves = self._context.clock.monotonic_s(), self.is_unproven
         with collection_paused():
             source = self._read(request)
@@ -177,13 +189,14 @@ class EpochLine:
             tasks = gathered(run.acknowledged, self._context.pipeline.stages)
             times = _times_of(run, tasks, started_s)
             numbers = self._advance(run, tasks, source, times)
-            steps = self.steps.after(run.acknowledged, run.source_rows)
+            steps = self.steps.after(run.acknowledged, run.source_rows, run.aside)
             # Asked after the action: a savepoint that was requested during it need not wait for the next epoch.
             is_for_savepoint = self._is_savepoint_asked()
             if self.checkpointer.is_due() or is_for_savepoint or proves:
                 committed = self.checkpointer.commit(numbers, times)
-                return self.checkpointer.publish(committed, frame.sparkSession), tasks, steps, is_for_savepoint
-        return self._leave_pending(numbers, times), tasks, steps, False
+                published = self.checkpointer.publish(committed, frame.sparkSession)
+                return published, tasks, steps, run.aside, is_for_savepoint
+        return self._leave_pending(numbers, times), tasks, steps, run.aside, False
 
     def _read(self, request: EpochRequest) -> SourceRead:
         before = self._state.interval.head.source

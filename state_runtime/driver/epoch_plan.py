@@ -15,14 +15,17 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
+from state_runtime.base.progress import RowsAside
 from state_runtime.pipeline.compile import CompiledPipeline, Stage, runtime_columns
+from state_runtime.pipeline.expectations import ExpectStep
+from state_runtime.pipeline.future_rows import FutureStep
 from state_runtime.pipeline.graph import OperatorNode, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.join_rows import Sides
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.anchors import AnchoredPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
-from state_runtime.spark.frames import Aggregate, Frames, Seen, StageFunction
+from state_runtime.spark.frames import OBSERVED, Aggregate, Frames, Seen, StageFunction
 from state_runtime.spark.plans import job_watch
 from state_runtime.spark.sql import quoted
 from state_runtime.spark.watermarks import event_times_at
@@ -45,6 +48,8 @@ class EpochPlan:
             several sources gave; nothing if no row came.
         seen_at_nodes: the same of the other columns, which Spark observes.
         counted: of how many sources `seen` has the rows; 0 if there is one.
+        bounded: the sources of which `seen` has, last, the rows that are too far ahead.
+        bad: after `run`, how many rows failed at each step that drops rows by conditions, by its place in the graph.
     """
 
     run: Callable[[], None]
@@ -52,6 +57,8 @@ class EpochPlan:
     seen: Callable[[], Sequence[int | None]]
     seen_at_nodes: Callable[[], Sequence[int | None]] = tuple
     counted: int = 0
+    bounded: tuple[str, ...] = ()
+    bad: Callable[[], Mapping[int, int]] = dict
 
     def event_time_ms(self) -> Mapping[str, int | None]:
         """Return, after the action, per watermarked column the highest event time of the batch; None without rows."""
@@ -61,8 +68,20 @@ class EpochPlan:
     def source_rows(self) -> tuple[int, ...]:
         """Return, after the action, how many rows came from each of several sources; () if there is one, or no row
         came."""
-        counts = self.seen()[-self.counted :] if self.counted else ()
+        counts = self.seen()[self._observed : self._observed + self.counted] if self.counted else ()
         return tuple(count or 0 for count in counts)
+
+    def aside(self) -> RowsAside:
+        """Return, after the action, the rows that the plan counted because they are too far ahead, or failed a
+        condition."""
+        counts = self.seen()[self._observed + self.counted :] if self.bounded else ()
+        future = {name: int(count) for name, count in zip(self.bounded, counts, strict=False) if count}
+        return RowsAside(future, self.bad())
+
+    @property
+    def _observed(self) -> int:
+        """Of how many columns `seen` has the highest event time."""
+        return sum(column.node is None for column in self.columns)
 
 
 def plan_epoch(
@@ -78,6 +97,7 @@ def plan_epoch(
     aggregated: frozenset[str] = frozenset(),
     is_batch: bool = False,
     in_one_task: bool = False,
+    now_ms: int = 0,
 ) -> EpochPlan:
     """Plan an epoch over a batch; nothing runs yet.
 
@@ -91,6 +111,7 @@ def plan_epoch(
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
         is_batch: Spark handed the frame over, in the thread that calls this.
         in_one_task: one task gets the rows of all shards; nothing is shuffled.
+        now_ms: the epoch's processing time.
     """
     made = frames()
     functions = [(task(stage, number), stage.output) for number, stage in enumerate(pipeline.stages)]
@@ -101,6 +122,8 @@ def plan_epoch(
         seats=seats,
         aggregated=aggregated,
         in_one_task=in_one_task,
+        now_ms=now_ms,
+        observed=pipeline.observed(now_ms),
     )
     shape = asked.shape if is_batch and pipeline.plans_stay else None
     if shape is not None and pipeline.has_shared_rows:
@@ -108,16 +131,23 @@ def plan_epoch(
     again = made.again(shape, frame, functions) if shape is not None else None
     watched = [column.node for column in pipeline.watermarks if column.node is not None]
     at_nodes = partial(event_times_at, frame, watched) if is_batch and watched else tuple
-    counted = len(pipeline.united.inputs) if pipeline.united is not None else 0
+    told = partial(
+        EpochPlan,
+        columns=pipeline.watermarks,
+        seen_at_nodes=at_nodes,
+        counted=len(pipeline.united.inputs) if pipeline.united is not None else 0,
+        bounded=pipeline.bounded_sources,
+    )
     if again is not None:
-        seen = again.seen if pipeline.observed else tuple
-        return EpochPlan(again.run, pipeline.watermarks, seen, at_nodes, counted)
+        bad = partial(_counted, {n: partial(again.seen, _counting(n)) for n in pipeline.expectations})
+        return told(run=again.run, seen=again.seen if asked.observed else tuple, bad=bad)
     learns = shape is not None and made.learns(shape)
     has_looked = job_watch(frame.sparkSession) if learns else None
     steps = _planned(made, frame, pipeline, functions, asked)
     # Event times that a nested plan observes are not reported to the plan that contains it.
     seen = partial(steps.seen, steps.frames[0])
-    done = EpochPlan(partial(made.run, steps.leaves), pipeline.watermarks, seen, at_nodes, counted)
+    bad = partial(_counted, {n: partial(_seen_in, steps.frames, each) for n, each in steps.bad.items()})
+    done = told(run=partial(made.run, steps.leaves), seen=seen, bad=bad)
     if has_looked is None:
         return done
     # A transform that looked at rows to make its plan does so in each epoch, so such a plan is not kept. The look may
@@ -141,6 +171,8 @@ class _Asked:
     seats: AnchoredPlan | None
     aggregated: frozenset[str]
     in_one_task: bool
+    now_ms: int
+    observed: tuple[str, ...]
 
     @property
     def shape(self) -> Hashable | None:
@@ -148,7 +180,8 @@ class _Asked:
         if self.beginning or self.seats is not None:
             return None
         woken = tuple(sorted((uid, *shards) for uid, shards in self.wake.items() if shards))
-        return self.parallelism, self.aggregated, self.in_one_task, woken
+        # A bound of event times is a number in what is observed.
+        return self.parallelism, self.aggregated, self.in_one_task, woken, self.observed
 
 
 @dataclass(frozen=True)
@@ -159,11 +192,13 @@ class _Planned:
         frames: each reads the rows of the batch, or of those before it; the leaves are the last ones.
         leaves: what no other reads.
         seen: of the first of `frames`.
+        bad: of one of `frames`, for each step that drops rows by conditions.
     """
 
     frames: Sequence[DataFrame]
     leaves: Sequence[DataFrame]
     seen: Seen
+    bad: Mapping[int, Seen]
 
 
 def _planned(
@@ -171,8 +206,9 @@ def _planned(
 ) -> _Planned:
     """Pass the batch through all nodes of the graph."""
     seen: Seen = _nothing
-    if pipeline.observed:
-        frame, seen = made.observe(frame, pipeline.observed)
+    if asked.observed:
+        frame, seen = made.observe(frame, asked.observed)
+    bad: dict[int, Seen] = {}
     stages = {stage.node: (number, stage) for number, stage in enumerate(pipeline.stages)}
     frames: list[DataFrame] = []
     leaves: list[DataFrame] = []
@@ -189,7 +225,10 @@ def _planned(
             given = [pipeline.united.rows(frame, index)]
         last = given[0]
         if isinstance(node, SegmentNode):
-            last = node.code.function(*given)
+            code = node.code.at(asked.now_ms) if isinstance(node.code, FutureStep) else node.code
+            last = code.function(*given)
+            if isinstance(code, ExpectStep):
+                last, bad[index] = made.observe(last, (code.counts,), _counting(index))
         elif isinstance(node, OperatorNode) and len(given) > 1 and not pipeline.is_joined:
             last = Sides.of(node, *given).united()
         if index in stages:
@@ -204,7 +243,23 @@ def _planned(
             making, last = made.shared(last)
             frames += making
         rows[index] = last
-    return _Planned((*frames, *leaves), leaves, seen)
+    return _Planned((*frames, *leaves), leaves, seen, bad)
+
+
+def _counting(index: int) -> str:
+    """Return the name under which the rows are counted that fail at a step."""
+    return f"{OBSERVED}_{index}"
+
+
+def _seen_in(frames: Sequence[DataFrame], seen: Seen) -> Sequence[int | None]:
+    """Return the observed values of the one frame that computes them."""
+    return next(filter(None, map(seen, frames)), ())
+
+
+def _counted(seen: Mapping[int, Callable[[], Sequence[int | None]]]) -> Mapping[int, int]:
+    """Return the counts that are not 0."""
+    counts = {place: next(iter(values()), None) for place, values in seen.items()}
+    return {place: int(count) for place, count in counts.items() if count}
 
 
 def _staged(

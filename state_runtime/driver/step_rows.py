@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import NO_ROWS_ASIDE, Progress, RowsAside
 from state_runtime.base.steps import Step
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.graph import OperatorNode, SourceNode
@@ -32,11 +32,13 @@ class StepRows:
         steps: empty if there are too many to be told.
         stages: per step the stage whose input are its rows.
         inputs: per source the number of its input, where a batch has the rows of several.
+        bounded: the names of the sources with a bound of event times, by their places.
     """
 
     steps: tuple[Step, ...] = ()
     stages: Mapping[int, int] = field(default_factory=dict)
     inputs: Mapping[int, int] = field(default_factory=dict)
+    bounded: Mapping[int, str] = field(default_factory=dict)
 
     @staticmethod
     def begun(pipeline: CompiledPipeline, last: Manifest) -> StepRows:
@@ -51,13 +53,23 @@ class StepRows:
         begun = [replace(step, rows=0) if place in counted else step for place, step in enumerate(steps)]
         for uid, place in uids.items():
             begun[place] = replace(begun[place], late_rows=0, state_rows=_state_rows(last, uid))
-        return StepRows(tuple(begun), stages, inputs)
+        sources = {place: node.name for place, node in enumerate(pipeline.graph.nodes) if isinstance(node, SourceNode)}
+        bounded = {place: name for place, name in sources.items() if name in pipeline.bounded_sources}
+        for place in (*bounded, *pipeline.expectations):
+            begun[place] = replace(begun[place], aside_rows=0)
+        return StepRows(tuple(begun), stages, inputs, bounded)
 
-    def after(self, acknowledged: Iterable[Acknowledgement], source_rows: Sequence[int] = ()) -> StepRows:
+    def after(
+        self,
+        acknowledged: Iterable[Acknowledgement],
+        source_rows: Sequence[int] = (),
+        aside: RowsAside = NO_ROWS_ASIDE,
+    ) -> StepRows:
         """Return the steps after an epoch.
 
         Args:
             source_rows: per input, where a batch has the rows of several.
+            aside: rows that are too far ahead, or failed a condition.
         """
         came, late, added, written = Counter[int](), Counter[int](), Counter[int](), Counter[str]()
         for a in acknowledged:
@@ -68,6 +80,10 @@ class StepRows:
                 written[staged.sink] += sum(file.rows for file in staged.files)
 
         def counted(place: int, step: Step) -> Step:
+            if step.aside_rows is not None:
+                source = self.bounded.get(place)
+                more = aside.bad.get(place, 0) if source is None else aside.future.get(source, 0)
+                step = replace(step, aside_rows=step.aside_rows + more)
             if step.rows is None:
                 return step
             if step.kind == "sink":

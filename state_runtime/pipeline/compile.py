@@ -20,7 +20,9 @@ from state_runtime.base.usercode import raised_by_user, step_at
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.columns_read import SourceReads, columns_read, deciding_columns
 from state_runtime.pipeline.conditions import conditioned
-from state_runtime.pipeline.graph import Graph, OperatorNode, SegmentNode, SinkNode, SourceNode
+from state_runtime.pipeline.expectations import ExpectStep
+from state_runtime.pipeline.future_rows import FutureStep, future_counts, highest_sql
+from state_runtime.pipeline.graph import FUTURE, Graph, Node, OperatorNode, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
 from state_runtime.pipeline.join_rows import Sides
 from state_runtime.pipeline.operators import (
@@ -44,7 +46,7 @@ from state_runtime.pipeline.side_outputs import OutputStep, side_schemas
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSources
 from state_runtime.pipeline.spark_settings import session_settings
-from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn
+from state_runtime.pipeline.watermark import ClockInputs, Clocks, Policy, WatermarkColumn, watermark_columns
 from state_runtime.processors.operator import LATE, Operator
 from state_runtime.processors.renamed import Renamed
 from state_runtime.processors.side_outputs import SideOutputs
@@ -212,12 +214,30 @@ class CompiledPipeline:
         """Return whether rows are read by several nodes: of a node, or of a batch that holds several sources."""
         return self.graph.has_branches or self.united is not None
 
-    @property
-    def observed(self) -> tuple[str, ...]:
+    def observed(self, now_ms: int) -> tuple[str, ...]:
         """Return SQL of the aggregates to observe in a batch: the highest event times, then the rows of several
-        sources."""
-        highest = (f"max({column.sql})" for column in self.watermarks if column.node is None)
-        return (*highest, *(self.united.counts if self.united is not None else ()))
+        sources, then those of `bounded_sources` that are too far ahead.
+
+        Args:
+            now_ms: the epoch's processing time.
+        """
+        highest = (highest_sql(column, now_ms) for column in self.watermarks if column.node is None)
+        counts = self.united.counts if self.united is not None else ()
+        return (*highest, *counts, *future_counts(self.watermarks, now_ms).values())
+
+    @property
+    def bounded_sources(self) -> tuple[str, ...]:
+        """Names of the sources whose event times have a bound."""
+        return tuple(future_counts(self.watermarks, 0))
+
+    @cached_property
+    def expectations(self) -> Mapping[int, ExpectStep]:
+        """The steps that drop rows by conditions, by their places in the graph."""
+        return {
+            index: node.code
+            for index, node in enumerate(self.graph.nodes)
+            if isinstance(node, SegmentNode) and isinstance(node.code, ExpectStep)
+        }
 
     @property
     def is_joined(self) -> bool:
@@ -356,6 +376,7 @@ class _Compiling:
         self._layouts: dict[str, OutputLayout] = {}
         self._dropped: dict[str, frozenset[str]] = {}
         self._passed_by: set[int] = set()
+        self._futures: dict[int, FutureStep] = {}
         self._has_other_python = any(has_python(source.frame) for source in sources.inputs)
 
     def schema_of(self, index: int) -> T.StructType:
@@ -380,14 +401,35 @@ class _Compiling:
             )
         has_looked = job_watch(self._spark)
         frames = [self._reads.frame_of(n, self._schemas[n]) for n in before]
-        made = _transformed(frames, node.code, is_table=bool(self._tables[index]))
+        code = node.code
+        if isinstance(code, ExpectStep):
+            code.check(frames[0])
+        elif isinstance(code, FutureStep):
+            code = self._futures[index] = self._of_source(code, before[0])
+        made = _transformed(frames, code, is_table=bool(self._tables[index]))
         # A transform may run Spark jobs (`count`, `first`, a write): then its plan does not show all that it reads.
         self._reads.through(index, before, made, looked=has_looked())
         self._has_other_python |= has_python(made)
-        _check_names(made.schema, node.code.where)
+        if not isinstance(code, ExpectStep):  # whose own column the segments behind it take away
+            _check_names(made.schema, code.where)
         self._schemas[index] = made.schema
         self._updates[index] = "" if is_side else next(filter(None, (self._updates[n] for n in before)), "")
         self._inputs[index] = self._inputs_of(node)
+
+    def _of_source(self, code: FutureStep, index: int) -> FutureStep:
+        """Return the code that takes rows that are too far ahead out of a source's, for that source."""
+        source = self.graph.nodes[index]
+        assert isinstance(source, SourceNode)
+        ahead_ms = next((c.max_ahead_ms for c in self._sources.watermarks if c.source == source.name), None)
+        if ahead_ms is None:
+            which = f"source {source.name!r}" if source.name else "the source"
+            raise InvalidPipeline(
+                f"{which} has no output {FUTURE!r}: no event time of it is too far ahead, since nothing says how far "
+                'one may be. Say read(…, max_ahead="1 hour"), or max_ahead_s in the job\'s settings, of a stream with '
+                "withWatermark"
+            )
+        columns = watermark_columns(self._schemas[index])
+        return replace(code, columns=tuple(replace(column, max_ahead_ms=ahead_ms) for column in columns))
 
     def operator(self, index: int, node: OperatorNode) -> None:
         step, before = node.step, [edge.node for edge in node.inputs]
@@ -527,10 +569,14 @@ class _Compiling:
             sources=self._sources,
             clock_inputs=self._clock_inputs,
             hands_only_its_own=not self._has_other_python,
-            graph=self.graph,
+            graph=Graph(tuple(self._as_compiled(index, node) for index, node in enumerate(self.graph.nodes))),
             passed_by=frozenset(self._passed_by),
             tables=self._table_sinks,
         )
+
+    def _as_compiled(self, index: int, node: Node) -> Node:
+        code = self._futures.get(index)
+        return replace(node, code=code) if isinstance(node, SegmentNode) and code is not None else node
 
     def _stage(
         self,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.usercode import step_at
 
 __all__ = [
+    "FUTURE",
     "Edge",
     "Graph",
     "Node",
@@ -27,7 +28,11 @@ __all__ = [
     "check_graph",
     "is_given",
     "rewired",
+    "side_outputs_of",
 ]
+
+FUTURE: Final = "future"
+"""The side output of a source: rows whose event time is too far ahead."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class SourceNode:
         was: the name that it had in snapshots until now; None: the same.
         idle_after_ms: how long no row of it may come before it holds no operator's clock back; None: for ever.
         clock_with: the sources that have one clock with it: each of them holds back what reads any of them.
+        max_ahead_ms: how far an event time may be ahead of processing time to move clocks; None: as the settings say.
     """
 
     name: str
@@ -73,6 +79,7 @@ class SourceNode:
     was: str | None = None
     idle_after_ms: int | None = None
     clock_with: frozenset[str] = frozenset()
+    max_ahead_ms: int | None = None
 
     @property
     def inputs(self) -> tuple[Edge, ...]:
@@ -243,10 +250,22 @@ def _check_edge(graph: Graph, index: int, edge: Edge) -> None:
         )
     if isinstance(before := graph.nodes[edge.node], SinkNode):
         raise InvalidPipeline(f"{name} reads {_name(before)}, and a sink gives no rows; read what the sink is fed from")
-    if edge.output and not isinstance(before, OperatorNode):
+    if edge.output and not _has_output(before, edge.output):
         raise InvalidPipeline(
             f"{name} reads the output {edge.output!r} of {_name(before)}, which has its main output only"
         )
+
+
+def _has_output(node: Node, output: str) -> bool:
+    """Return whether a node may have a side output; which ones an operator has is known when it is compiled."""
+    if isinstance(node, SourceNode):
+        return output == FUTURE
+    return isinstance(node, OperatorNode) or (isinstance(node, SegmentNode) and output in side_outputs_of(node))
+
+
+def side_outputs_of(node: SegmentNode) -> frozenset[str]:
+    """Return the names of the side outputs of a segment; most have none."""
+    return getattr(node.code, "side_outputs", frozenset())
 
 
 def _taken(node: SourceNode | OperatorNode | SinkNode) -> str:

@@ -53,13 +53,14 @@ def odd_times(
                 "parsed, seconds for milliseconds?) or move the times",
             )
         ahead_ms = highest_ms - column.delay_ms - now_ms
-        if ahead_ms > AHEAD_MAX_MS:
+        if ahead_ms > AHEAD_MAX_MS and column.max_ahead_ms is None:  # else it is no further ahead than is allowed
             yield (
                 f"ahead {column.name}",
                 f"{where}: a row's time is {(ahead_ms + column.delay_ms) / 1000:,.0f} s ahead of the clock, which is "
                 f"more than the delay of {column.delay_ms / 1000:,.0f} s. The watermark follows it and never falls: "
-                "until the clock is there, rows with times of today are late and dropped (`late_rows`). If that row "
-                "is wrong, filter such rows in read() and go back to the snapshot before (`stillstate rollback`)",
+                "until the clock is there, rows with times of today are late and dropped (`late_rows`). If that row is "
+                "wrong, bound such times (`max_ahead` of read(), or `max_ahead_s` in the job's settings) and go back "
+                "to the snapshot before (`stillstate rollback`)",
             )
 
 

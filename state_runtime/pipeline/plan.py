@@ -75,7 +75,7 @@ class JobPlan:
 
     def opened_sources(self, spark: SparkSession) -> OpenedSources:
         """Return the streaming frames; raises the errors of `open_sources`."""
-        return open_sources(spark, self.name, self.graph)
+        return open_sources(spark, self.name, self.graph, max_ahead_ms=self.settings.max_ahead_ms)
 
     def compiled(self, spark: SparkSession, sources: OpenedSources) -> CompiledPipeline:
         """Return the pipeline on its sources; raises the errors of `compile_pipeline`."""

@@ -159,7 +159,8 @@ def _schema(
     nodes = sorted(_ancestors(graph, place))
     among = {node: number for number, node in enumerate(nodes)}
     part = Graph(tuple(_moved(graph.nodes[node], among) for node in nodes))
-    return schema_of_rows(spark, open_sources(spark, job, part), part, settings, among[place])
+    sources = open_sources(spark, job, part, max_ahead_ms=settings.max_ahead_ms)
+    return schema_of_rows(spark, sources, part, settings, among[place])
 
 
 def _ancestors(graph: Graph, place: int) -> set[int]:

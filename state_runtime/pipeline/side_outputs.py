@@ -1,12 +1,13 @@
-"""Side outputs in a graph: the rows of an operator, taken apart by segments, one for each output that is read.
+"""Side outputs in a graph: the rows of a step, taken apart by segments, one for each output that is read.
 
 Behind this step all edges are to main outputs; plans, tasks and sinks know no other ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -14,7 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, SegmentNode, rewired
+from state_runtime.pipeline.expectations import BAD, ExpectedStep, ExpectStep
+from state_runtime.pipeline.future_rows import FutureStep
+from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, SegmentNode, SourceNode, rewired
 from state_runtime.pipeline.operators import JoinedSides, arrow_schema
 from state_runtime.processors.builtin.aggregate import AggregateOperator
 from state_runtime.processors.builtin.sessions import SessionOperator
@@ -62,8 +65,8 @@ class OutputStep:
 
 
 def with_side_outputs(graph: Graph) -> Graph:
-    """Return a graph in which a segment stands for each output of the operators whose side outputs are read; any other
-    graph as it is."""
+    """Return a graph in which a segment stands for each output of the steps whose side outputs are read, and of each
+    `expect_or_drop`; any other graph as it is."""
     read: dict[int, list[str]] = {}
     for edge in (edge for node in graph.nodes for edge in node.inputs):
         names = read.setdefault(edge.node, [])
@@ -75,15 +78,33 @@ def with_side_outputs(graph: Graph) -> Graph:
         moved, names = rewired(node, places.__getitem__), read.get(index, [])
         made.append(moved)
         places[Edge(index)] = Edge(len(made) - 1)
-        sides = tuple(sorted(filter(None, names)))
-        if not sides or not isinstance(moved, OperatorNode):
+        apart = _taken_apart(moved, names)
+        if apart is None:
             continue
-        operator = places[Edge(index)]
-        made[-1] = replace(moved, sides=sides)
-        for name in names:
-            made.append(SegmentNode((operator,), OutputStep(name), at=node.at))
+        made[-1], codes = apart
+        whole = places[Edge(index)]
+        for name, code in codes.items():
+            made.append(SegmentNode((whole,), code, at=node.at))
             places[Edge(index, name)] = Edge(len(made) - 1)
     return graph if len(made) == len(graph.nodes) else Graph(tuple(made))
+
+
+def _taken_apart(node: Node, names: Sequence[str]) -> tuple[Node, dict[str, Any]] | None:
+    """Return a node that gives the rows of several outputs, and the code that takes out each of them; None if it gives
+    its main output only.
+
+    Args:
+        names: of its outputs that are read.
+    """
+    sides = tuple(sorted(filter(None, names)))
+    if isinstance(node, SegmentNode) and isinstance(node.code, ExpectStep):
+        code = replace(node.code, is_read=BAD in sides)
+        return replace(node, code=code), {name: ExpectedStep(name) for name in names or ("",)}
+    if isinstance(node, OperatorNode) and sides:
+        return replace(node, sides=sides), {name: OutputStep(name) for name in names}
+    if isinstance(node, SourceNode) and sides:
+        return node, {name: FutureStep(name) for name in names}
+    return None
 
 
 def side_schemas(

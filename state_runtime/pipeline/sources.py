@@ -172,8 +172,11 @@ def _tag(number: int) -> str:
     return f"__stillstate_source_{number}"
 
 
-def open_sources(spark: SparkSession, job: str, graph: Graph) -> OpenedSources:
+def open_sources(spark: SparkSession, job: str, graph: Graph, *, max_ahead_ms: int | None = None) -> OpenedSources:
     """Make the streaming frames of a job.
+
+    Args:
+        max_ahead_ms: of the sources that say nothing else, see `SourceNode`.
 
     Raises:
         InvalidPipeline: the result is not a streaming frame, or a key column is missing.
@@ -193,15 +196,60 @@ def open_sources(spark: SparkSession, job: str, graph: Graph) -> OpenedSources:
                 )
             frames[index] = frame
     names = tuple(SourceName(node.name, len(stream_sources(frames[n])), node.was) for n, node in nodes.items())
+    bounds = _Bounds(job, tuple(nodes.values()), max_ahead_ms)
     join = lone_join(graph)
     if join is not None:
         left, right = (frames[edge.node] for edge in join.inputs)
         with step_at(next(iter(nodes.values())).at):
             opened = _joined(spark, job, Sides.of(join, left, right), [node.name for node in nodes.values()])
+            opened = replace(opened, watermarks=bounds.of(opened.watermarks))
             return OpenedSources((opened,), dict.fromkeys(frames, 0), names)
     inside = [f"{_tag(number)}." if len(nodes) > 1 else "" for number in range(len(nodes))]
     inputs = tuple(_opened(spark, job, nodes[n], frames[n], tag) for n, tag in zip(nodes, inside, strict=True))
+    columns = bounds.of([column for source in inputs for column in source.watermarks])
+    inputs = tuple(replace(each, watermarks=tuple(c for c in columns if c.source == each.name)) for each in inputs)
     return OpenedSources(inputs, {index: number for number, index in enumerate(nodes)}, names)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """How far event times may be ahead of processing time.
+
+    Attributes:
+        max_ahead_ms: of the sources that say nothing else.
+    """
+
+    job: str
+    nodes: tuple[SourceNode, ...]
+    max_ahead_ms: int | None
+
+    def of(self, columns: Sequence[WatermarkColumn]) -> tuple[WatermarkColumn, ...]:
+        """Return the columns of all sources with their bounds.
+
+        Raises:
+            InvalidPipeline: a source has a bound that cannot be kept.
+        """
+        bounds = {n.name: self.max_ahead_ms if n.max_ahead_ms is None else n.max_ahead_ms for n in self.nodes}
+        for node in self.nodes:
+            own = [column for column in columns if column.source == node.name]
+            with step_at(node.at):
+                self._check(node, own, bounds[node.name])
+        return tuple(replace(column, max_ahead_ms=bounds.get(column.source)) for column in columns)
+
+    def _check(self, node: SourceNode, own: Sequence[WatermarkColumn], bound_ms: int | None) -> None:
+        which = f"source {node.name!r}" if node.name else "the source"
+        if node.max_ahead_ms is not None and not own:
+            raise InvalidPipeline(
+                f"job {self.job!r}: {which} has max_ahead and no event time to bound; call Spark's withWatermark on "
+                "the stream that it reads, or leave max_ahead out"
+            )
+        if bound_ms is not None and any(column.node is not None for column in own):
+            raise InvalidPipeline(
+                f"job {self.job!r}: max_ahead cannot bound the event times of {which}: it has withWatermark on inputs "
+                "of a union or a join, or below a step that drops or adds rows, where Spark alone sees them. Read each "
+                "input by a read() with a name and unite the streams (Stream.union), or call withWatermark once, as "
+                "the last step of read()"
+            )
 
 
 def _opened(spark: SparkSession, job: str, node: SourceNode, frame: DataFrame, inside: str) -> OpenedSource:

@@ -66,6 +66,7 @@ class WatermarkColumn:
         node: Spark's `withWatermark` node that sees it, if no expression of the source's columns does.
         source: the name of its source.
         was: its name in snapshots until now, if that was another one.
+        max_ahead_ms: how far a time may be ahead of processing time to count; None: any counts.
     """
 
     name: str
@@ -74,6 +75,7 @@ class WatermarkColumn:
     node: WatermarkNode | None = None
     source: str = ""
     was: str = ""
+    max_ahead_ms: int | None = None
 
     def of_source(self, name: str, was: str | None) -> WatermarkColumn:
         """Return the column of a source with a name.

@@ -513,7 +513,7 @@ class Manifest:
                 *(
                     (outer, inner)
                     for outer in ("progress", "previous")
-                    for inner in ("inflight", "spilled_bytes", "skipped_rows")
+                    for inner in ("inflight", "spilled_bytes", "skipped_rows", "future_rows", "bad_rows")
                 ),
             ),
             younger={"open_batch": None},

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "CONDITION_COLUMN",
     "DELAY_METADATA",
+    "FAILED_COLUMN",
     "HASH_COLUMN",
     "INITIAL_COLUMN",
     "OUTPUT_COLUMN",
@@ -22,6 +23,8 @@ OUTPUT_COLUMN = "__stillstate_output_"
 """Prefix of the names of the columns with rows of side outputs (processors/side_outputs.py)."""
 CONDITION_COLUMN = "__stillstate_where_"
 """Prefix of the names of the columns that aggregates with a condition read, numbered (pipeline/conditions.py)."""
+FAILED_COLUMN = "__stillstate_failed"
+"""The names of the conditions that a row fails (pipeline/expectations.py)."""
 
 WAKE_SEQUENCE = -1
 """Value of the sequence column in a row that only wakes a shard because something is due. The row's hash is the shard's

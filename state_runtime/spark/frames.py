@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import types as T
 from pyspark.sql.functions import expr
 
-__all__ = ["Aggregate", "Frames", "Planned", "PublicFrames", "Seen", "StageFunction"]
+__all__ = ["OBSERVED", "Aggregate", "Frames", "Planned", "PublicFrames", "Seen", "StageFunction"]
+
+OBSERVED: Final = "__stillstate_observed"
+"""The name of what is observed of a batch."""
 
 Seen = Callable[[DataFrame], Sequence[Any]]
 """Returns the observed values, given the frame that was run; empty if no row came."""
@@ -26,8 +29,9 @@ class Planned(Protocol):
         """See `Frames.run`."""
         ...
 
-    def seen(self) -> Sequence[Any]:
-        """Return, after `run`, the values that its frame observed; empty if no row came, or nothing is observed."""
+    def seen(self, name: str = OBSERVED) -> Sequence[Any]:
+        """Return, after `run`, the values that its frames observed under a name; empty if no row came, or nothing is
+        observed."""
         ...
 
 
@@ -59,8 +63,12 @@ class Frames(Protocol):
         """Return `frame.repartitionById(…)`: each row in the partition whose number is `number`, an int in SQL."""
         ...
 
-    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
-        """Return the observed frame, and a function for the aggregates' values after `run` of a derived frame."""
+    def observe(self, frame: DataFrame, sql: tuple[str, ...], name: str = OBSERVED) -> tuple[DataFrame, Seen]:
+        """Return the observed frame, and a function for the aggregates' values after `run` of a derived frame.
+
+        Args:
+            name: of what is observed, unique in a plan.
+        """
         ...
 
     def map_in_arrow(
@@ -135,7 +143,7 @@ class PublicFrames:
     def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
         return frame.repartitionById(partitions, expr(number))
 
-    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
+    def observe(self, frame: DataFrame, sql: tuple[str, ...], name: str = OBSERVED) -> tuple[DataFrame, Seen]:
         observation, named = Observation(), [f"c{number}" for number in range(len(sql))]
         watched = frame.observe(observation, *(expr(s).alias(name) for s, name in zip(sql, named, strict=True)))
         return watched, lambda _: [observation.get[name] for name in named]

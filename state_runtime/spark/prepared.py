@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.functions import expr
 
-from state_runtime.spark.frames import Frames, Planned, PublicFrames, Seen, StageFunction
+from state_runtime.spark.frames import OBSERVED, Frames, Planned, PublicFrames, Seen, StageFunction
 from state_runtime.spark.internals import INTERNALS, Internal, private, private_of
 from state_runtime.spark.jvm import (
     analyzed,
@@ -41,8 +41,9 @@ from state_runtime.spark.sql import quoted
 
 __all__ = ["PreparedFrames", "frames_of", "try_again"]
 
-_OBSERVED = "__stillstate_observed"
 _PARTITION = "__stillstate_partition"
+_COLUMNS_MAX = 1000
+"""Kept expressions. Some have a number that moves on; a plan has far fewer."""
 _FUNCTION_BYTES_MAX = 1 << 20
 """A larger function is sent as a separate broadcast, which pyspark makes."""
 
@@ -66,10 +67,10 @@ class PreparedFrames:
         only = self._made(frame, (number,)).apply(0)
         return _like(frame, java_frame(frame).repartitionById(partitions, only))
 
-    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
+    def observe(self, frame: DataFrame, sql: tuple[str, ...], name: str = OBSERVED) -> tuple[DataFrame, Seen]:
         first, rest = self._made(frame, sql[:1]).apply(0), self._made(frame, sql[1:])
-        watched = _like(frame, java_frame(frame).observe(_OBSERVED, first, rest))
-        return watched, _observed
+        watched = _like(frame, java_frame(frame).observe(name, first, rest))
+        return watched, partial(_observed, name)
 
     def map_in_arrow(
         self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int
@@ -139,6 +140,8 @@ class PreparedFrames:
         """Return a sequence of the JVM's columns. They are names and expressions that belong to no frame yet."""
         columns = self._columns.get(sql)
         if columns is None:
+            if len(self._columns) >= _COLUMNS_MAX:
+                self._columns.clear()
             columns = self._columns[sql] = private(frame, "_jcols")(*map(expr, sql))
         return columns
 
@@ -150,8 +153,8 @@ class _Again:
     def run(self) -> None:
         self.plan.run()
 
-    def seen(self) -> Sequence[Any]:
-        return self.plan.observed(_OBSERVED)
+    def seen(self, name: str = OBSERVED) -> Sequence[Any]:
+        return self.plan.observed(name)
 
 
 @dataclass(frozen=True)
@@ -308,9 +311,9 @@ def _nothing(batches: Any) -> Any:
     return iter(())
 
 
-def _observed(frame: DataFrame) -> Sequence[Any]:
+def _observed(name: str, frame: DataFrame) -> Sequence[Any]:
     """Return the values that the plan of a frame observed, even if Spark notified no listener."""
-    found = execution_of(frame).observedMetrics().get(_OBSERVED)
+    found = execution_of(frame).observedMetrics().get(name)
     return items(found.get().toSeq()) if found.isDefined() else ()
 
 

@@ -77,9 +77,9 @@ class ReboundPlan:
         self.rows.count()
 
     def observed(self, name: str) -> Sequence[Any]:
-        """Return the values that the first plan observed; empty if nothing was run."""
-        found = self._collect(self.plans[0]).get(name)
-        return items(found.get().toSeq()) if found.isDefined() else ()
+        """Return the values that one of the plans observed under a name; empty if nothing was run."""
+        found = (self._collect(plan).get(name) for plan in self.plans)
+        return next((items(each.get().toSeq()) for each in found if each.isDefined()), ())
 
 
 @dataclass

@@ -190,6 +190,32 @@ def test_event_time_is_seen_and_windows_close_by_a_plan_of_before(
     assert plans["again"] > 0
 
 
+def test_rows_that_are_too_far_ahead_or_fail_a_condition_are_counted_by_a_plan_of_before(
+    spark: SparkSession, tmp_path: Path, plans: Counter[str]
+) -> None:
+    """Each where it is made: in the batch, and behind rows that two readers share."""
+    write_input(tmp_path / "in", 0, FILES)
+    job = StreamingJob("aside", store=str(tmp_path / "store"), settings=settings(tmp_path))
+
+    def read(session: SparkSession) -> DataFrame:
+        given = session.readStream.schema("id long, name string, amount long").option("maxFilesPerTrigger", 1)
+        at = "CASE WHEN id % 10 = 0 THEN TIMESTAMP '9000-01-01' ELSE timestamp_seconds(id) END AS at"
+        return given.parquet(str(tmp_path / "in")).selectExpr("*", at).withWatermark("at", "1 second")
+
+    rows = job.read(read, max_ahead="1000 days")
+    rows.transform(lambda df: df.select("id")).write(ParquetSink(str(tmp_path / "all")), name="all")
+    checked = rows.expect_or_drop(first="id % 4 > 0")
+    checked.key_by("name").aggregate(uid="n", n=aggregates.count()).write(ParquetSink(str(tmp_path / "out")))
+    seen: list[tuple[int, int]] = []
+    job.run(
+        spark, trigger=ONCE, on_progress=lambda p: seen.append((p.future_rows, p.bad_rows)) if p.input_rows else None
+    )
+    files = sorted((tmp_path / "in").glob("*.parquet"))
+    ids = [pq.read_table(file)["id"].to_pylist() for file in files]
+    assert seen == [(sum(n % 10 == 0 for n in each), sum(n % 4 == 0 for n in each)) for each in ids]
+    assert plans["again"] >= 3
+
+
 # --- what another epoch may have otherwise ---------------------------------------------------------------------------
 
 

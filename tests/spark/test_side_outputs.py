@@ -265,6 +265,6 @@ def test_an_output_that_is_not_there_is_refused_with_those_that_are(spark: Spark
     refused("late", "it has its main output only: it drops no late rows, since it does not go by event time")
     refused("early", "operator 'n' has no output 'early'; it has 'late'", by_time=True)
     job = StreamingJob("refused", store=str(tmp_path / "store"))
-    with pytest.raises(InvalidPipeline, match="is read of an operator's stream"):
+    with pytest.raises(InvalidPipeline, match="is read of the stream of the step that has it"):
         job.read(lambda spark: read(spark, tmp_path)).output("late")
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,14 @@ import pytest
 from state_runtime.driver.epoch_plan import _Asked
 
 ASKED = _Asked(
-    parallelism=4, wake={"a": [1]}, beginning=frozenset(), seats=None, aggregated=frozenset(), in_one_task=False
+    parallelism=4,
+    wake={"a": [1]},
+    beginning=frozenset(),
+    seats=None,
+    aggregated=frozenset(),
+    in_one_task=False,
+    now_ms=1,
+    observed=("max(at)",),
 )
 
 
@@ -23,15 +30,17 @@ ASKED = _Asked(
         {"wake": {"b": [1]}},
         {"aggregated": frozenset("a")},
         {"in_one_task": True},
+        {"observed": ("max(CASE WHEN at <= 5 THEN at END)",)},
     ],
 )
 def test_what_decides_a_plan_decides_its_shape(other: dict[str, Any]) -> None:
-    """Shards that wake have rows of their own in it: by the plan of another epoch they would not wake."""
+    """Shards that wake have rows of their own in it: by the plan of another epoch they would not wake.
+    A bound of event times is a number in it."""
     assert replace(ASKED, **other).shape != ASKED.shape
 
 
 def test_what_decides_nothing_does_not() -> None:
-    assert replace(ASKED, wake={"a": (1,), "b": ()}).shape == ASKED.shape
+    assert replace(ASKED, wake={"a": (1,), "b": ()}, now_ms=2).shape == ASKED.shape
     assert hash(ASKED.shape) == hash(replace(ASKED).shape)
 
 

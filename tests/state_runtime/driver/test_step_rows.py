@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import Progress, RowsAside
 from state_runtime.driver.step_rows import NAMES_BYTES_MAX, StepRows
 from state_runtime.pipeline.graph import Edge, Graph, OperatorNode, Port, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.staged import StagedFiles
@@ -28,7 +28,15 @@ def pipeline(*nodes: Any, inputs: dict[int, int] | None = None) -> Any:
     at = [n for n, node in enumerate(nodes) if isinstance(node, OperatorNode)]
     at += sorted({node.input.node for node in nodes if isinstance(node, SinkNode)} - set(at))
     stages = [SimpleNamespace(node=n) for n in sorted(at)]
-    return SimpleNamespace(graph=graph, stages=stages, united=None if inputs is None else SimpleNamespace(nodes=inputs))
+    return SimpleNamespace(
+        graph=graph,
+        stages=stages,
+        united=None if inputs is None else SimpleNamespace(nodes=inputs),
+        bounded_sources=[node.name for node in nodes if getattr(node, "max_ahead_ms", None) is not None],
+        expectations=[
+            n for n, node in enumerate(nodes) if isinstance(node, SegmentNode) and node.code.kind == "expect_or_drop"
+        ],
+    )
 
 
 def task(stage: int, rows: int, late: int = 0, added: int = 0, **written: int) -> Acknowledgement:
@@ -94,6 +102,17 @@ def test_state_that_a_run_begins_with_is_told_only_where_it_is_known() -> None:
     assert [s.state_rows for s in StepRows.begun(two, EMPTY).after([task(0, 9, added=2)]).steps] == [None, 2, 0]
 
 
+def test_rows_that_are_too_far_ahead_or_fail_a_condition_are_counted_at_their_source_and_step() -> None:
+    """Of a source without a bound, and of a transform, nothing is said."""
+    expects = SegmentNode((Edge(0),), SimpleNamespace(kind="expect_or_drop", name="positive"))
+    bounded, free = SourceNode("a", None, max_ahead_ms=1), SourceNode("b", None)
+    steps = StepRows.begun(pipeline(bounded, free, expects, SinkNode("out", None, Edge(2)), inputs={0: 0, 1: 1}), EMPTY)
+    assert [s.aside_rows for s in steps.steps] == [0, None, 0, None]
+    steps = steps.after([], (3, 4), RowsAside({"a": 2}, {2: 5})).after([], (1, 1)).after([], (), RowsAside({}, {2: 1}))
+    assert [s.aside_rows for s in steps.steps] == [2, None, 6, None]
+    assert [s.rows for s in steps.steps] == [4, 5, None, 0]
+
+
 def test_a_pipeline_too_large_for_a_heartbeat_is_not_told() -> None:
     """The heartbeat itself matters more: without it a run counts as dead."""
     many = pipeline(SOURCE, *(operator(f"o{n}", n) for n in range(400)))
@@ -114,7 +133,7 @@ def test_the_largest_steps_fit_into_a_heartbeat() -> None:
     assert len(steps) == 300
     more = SourceNode("\N{GRINNING FACE}" * (NAMES_BYTES_MAX // 12), None)
     assert StepRows.begun(pipeline(more, *others), EMPTY).steps == ()
-    full = tuple(replace(s, rows=1 << 63, late_rows=1 << 63, state_rows=1 << 63) for s in steps)
+    full = tuple(replace(s, rows=1 << 63, late_rows=1 << 63, state_rows=1 << 63, aside_rows=1 << 63) for s in steps)
     status = RunStatus(
         term=1,
         run_uid="r" * 32,

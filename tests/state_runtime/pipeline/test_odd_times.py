@@ -40,6 +40,12 @@ def test_times_are_odd_if_they_make_rows_late_that_come_in_time(highest_ms: int 
     assert kinds(highest_ms) == odd
 
 
+def test_a_time_within_a_bound_is_not_odd() -> None:
+    """Whoever allows an hour is not warned of half an hour; what is beyond it moves no watermark."""
+    column = WatermarkColumn("at", "", 10_000, max_ahead_ms=3_600_000)
+    assert list(odd_times([column], NOW, {"at": NOW + 1_800_000})) == []
+
+
 def test_a_watermark_without_a_delay_is_odd_once_a_row_has_come() -> None:
     """All rows of a batch that are not later than those before it are late."""
     assert kinds(NOW, 0) == {"delay at"}

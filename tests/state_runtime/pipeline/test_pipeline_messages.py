@@ -271,7 +271,7 @@ def test_an_error_while_a_job_is_built_names_the_line_once() -> None:
         (lambda s: s.withWatermark("t", "1 s"), r"withWatermark\(…\) on the stream that read\(\) returns"),
         (lambda s: s.groupBy("k"), r"key_by\(…\) says"),
         (lambda s: s.select("k"), r"\.transform\(lambda df: df\.select\(…\)\)"),
-        (lambda s: s.agregate(uid="u"), r"its methods are aggregate, key_by, output, transform, union, union_by_name, window, write"),
+        (lambda s: s.agregate(uid="u"), r"its methods are aggregate, expect_or_drop, key_by, output, transform, union, union_by_name, window, write"),
         (lambda s: s.key_by("k").write(None), r"a KeyedStream has no write.* must follow key_by\(…\)"),
         (lambda s: s.key_by("k").transformWithState(1), r"here it is transform_with_state\(…\)"),
     ],
