@@ -16,7 +16,7 @@ from state_runtime.materialize.records import Record
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
-from stillstate.assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
+from stillstate.assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata, source_metadata
 from stillstate.assets.tables import checkpoints_table, operators_table, phases_table, pipeline_picture
 from stillstate.orchestration.materialization.health import record_numbers
 from stillstate.orchestration.probes.points import Point
@@ -82,10 +82,11 @@ def checkpoint_materialization(
     }
     # Dagster shows them in this order.
     first = {"pipeline": pipeline_picture(status, head)} if status is not None and status.steps else {}
+    of_sources = source_metadata(status.sources, status.at_ms) if status is not None else {}
     return dg.AssetMaterialization(
         key,
         description=_description(head, read, count, why),
-        metadata={**first, **numbers_metadata(IntervalNumbers.of(read, count)), **tables},
+        metadata={**first, **numbers_metadata(IntervalNumbers.of(read, count)), **of_sources, **tables},
         tags={**_tags(uid, head.term), DATA_VERSION_TAG: str(head.snapshot_id), SHAPE_TAG: shape_of(head)},
     )
 

@@ -16,9 +16,10 @@ from typing import get_type_hints
 import dagster as dg
 
 from state_runtime.base.progress import Progress
+from state_runtime.base.source_state import SourceState
 from stillstate.orchestration.probes.points import Point
 
-__all__ = ["IntervalNumbers", "Number", "RunNumbers", "numbers_metadata", "rounded"]
+__all__ = ["IntervalNumbers", "Number", "RunNumbers", "numbers_metadata", "rounded", "source_metadata"]
 
 Number = dg.IntMetadataValue | dg.FloatMetadataValue
 
@@ -121,6 +122,27 @@ def numbers_metadata(numbers: IntervalNumbers | RunNumbers) -> dict[str, Number]
         name: dg.IntMetadataValue(value) if kinds[name] is int else dg.FloatMetadataValue(rounded(float(value)))
         for name, value in ((f.name, getattr(numbers, f.name)) for f in dataclasses.fields(numbers))
     }
+
+
+def source_metadata(sources: Sequence[SourceState], now_ms: int) -> dict[str, Number]:
+    """Return how far a job is behind its sources, and when the first of them removes what it has not read. Only numbers
+    that a source has: a job has them always or never, so that a plot has no holes and none is empty.
+
+    Args:
+        sources: of a heartbeat.
+        now_ms: of the heartbeat.
+    """
+    answered = [source for source in sources if source.asked_at_ms]
+    if not answered:
+        return {}
+    found: dict[str, Number] = {
+        "source_oldest_unread_s": dg.FloatMetadataValue(rounded(max(s.age_s(now_ms) for s in answered))),
+        "source_unread_records": dg.IntMetadataValue(sum(max(0, s.behind) for s in answered)),
+    }
+    left_s = min(source.left_s(now_ms) for source in answered)
+    if left_s != float("inf"):
+        found["source_retention_left_h"] = dg.FloatMetadataValue(rounded(left_s / 3600))
+    return found
 
 
 def rounded(value: float) -> float:

@@ -342,6 +342,7 @@ class StreamingJob:
         allow_drained: bool = False,
         take_output: bool = False,
         drop_inflight: bool = False,
+        accept_session_settings: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         start_from: StartFrom | None = None,
@@ -371,6 +372,7 @@ class StreamingJob:
                 drained=allow_drained,
                 take_output=take_output,
                 drop_inflight=drop_inflight,
+                session_settings=accept_session_settings,
             ),
             trigger,
             on_progress,
@@ -389,6 +391,7 @@ class StreamingJob:
         allow_drained: bool = False,
         take_output: bool = False,
         drop_inflight: bool = False,
+        accept_session_settings: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         start_from: StartFrom | None = None,
@@ -413,6 +416,8 @@ class StreamingJob:
                 uid, or one that cannot be looked at, has written there. Only if no run of that root ever starts again.
             drop_inflight: drop the rows that are in flight in the snapshot from which the run continues, because the
                 pipeline cannot process them any more. They are lost; their number is logged and counted.
+            accept_session_settings: go on although settings of the session that change results (time zone, ANSI mode,
+                …) are others than in the snapshot from which the run continues. From then on the new are recorded.
             on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that
                 epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
@@ -440,6 +445,7 @@ class StreamingJob:
                 drained=allow_drained,
                 take_output=take_output,
                 drop_inflight=drop_inflight,
+                session_settings=accept_session_settings,
             ),
             trigger,
             on_progress,

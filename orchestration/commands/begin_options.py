@@ -44,6 +44,14 @@ DropInflightOption = Annotated[
         "lost. (To process them first: `stillstate savepoint JOB NAME --stop --drain-inflight` with the old code.)",
     ),
 ]
+SessionSettingsOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-session-settings",
+        help="Start although settings of Spark's session that change results (time zone, ANSI mode, …) are others "
+        "than in the newest snapshot; the new ones are recorded.",
+    ),
+]
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
@@ -85,6 +93,7 @@ class BeginOptions:
     allow_drained: DrainedOption = False
     take_output: TakeOutputOption = False
     drop_inflight: DropInflightOption = False
+    accept_session_settings: SessionSettingsOption = False
     place: FromOption = ""
     claim: ClaimOption = False
     from_snapshot: FromSnapshotOption = None
@@ -107,6 +116,7 @@ class BeginOptions:
             allow_drained=self.allow_drained,
             take_output=self.take_output,
             drop_inflight=self.drop_inflight,
+            accept_session_settings=self.accept_session_settings,
             begin=BeginAt(self.place, self.claim, wanted),
         )
 

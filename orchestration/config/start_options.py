@@ -20,6 +20,7 @@ class StartOptions:
         allow_dropped_state: although the pipeline no longer has some operators or states of the newest snapshot.
         allow_drained: although the newest snapshot was drained.
         drop_inflight: discard the rows that are in flight.
+        accept_session_settings: although settings of Spark's session that change results are others than before.
         take_output: write to output folders that belong to another root of the job.
         begin: at which snapshot.
     """
@@ -30,6 +31,7 @@ class StartOptions:
     allow_drained: bool = False
     take_output: bool = False
     drop_inflight: bool = False
+    accept_session_settings: bool = False
     begin: BeginAt = NEWEST
 
     def always(self) -> list[str]:
@@ -44,6 +46,7 @@ class StartOptions:
             *(["--allow-drained"] if self.allow_drained else []),
             *(["--take-output"] if self.take_output else []),
             *(["--drop-inflight"] if self.drop_inflight else []),
+            *(["--accept-session-settings"] if self.accept_session_settings else []),
             *self.begin.arguments(),
         ]
 

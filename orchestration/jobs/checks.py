@@ -18,6 +18,8 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     "state_growth": "How many times the rows of a day before the state has (`checks.state_growth`).",
     "savepoint_recent": "Whether the newest savepoint is young enough (`checks.savepoint_age_s`).",
     "backlog": "How far the watermark is behind the clock, and how long rows in flight wait (`checks.backlog_s`).",
+    "source_lag": "How old the oldest record is that the job has not read (`checks.source_lag_s`).",
+    "retention_margin": "How soon a source removes what the job has not read (`checks.retention_margin_s`).",
 }
 
 
@@ -105,12 +107,14 @@ def result_of(seen: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
 
 
 def evaluation_of(mount: Mount, job: str, judged: Judged) -> dg.AssetCheckEvaluation:
-    """Convert a verdict to Dagster's form: over the limit is an error, an unknown value a warning."""
+    """Convert a verdict to Dagster's form: over the limit is an error, an unknown value a warning, and so is a limit that
+    only warns."""
+    is_error = judged.is_known and not judged.is_warning
     return dg.AssetCheckEvaluation(
         asset_key=check_key(mount, job, judged.check),
         check_name=judged.check,
         passed=judged.passed,
-        severity=dg.AssetCheckSeverity.ERROR if judged.is_known else dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
         description=judged.text,
         metadata={name: dg.MetadataValue.float(float(value)) for name, value in judged.numbers.items()},
     )

@@ -1,20 +1,23 @@
-"""What a person should know of the sources of a job that runs; pure."""
+"""What a person should know of the sources of a job; pure. `driver_alive` and the checks of sources go by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from state_runtime.base.source_state import SourceState
 from stillstate.orchestration.text import count_text, time_text
 
-__all__ = ["AWAY_TOLD_S", "RETENTION_TOLD_S", "SourceTrouble", "source_trouble"]
+__all__ = ["AWAY_TOLD_S", "RETENTION_TOLD_S", "SourceTrouble", "loss_text", "retention_level", "source_trouble"]
 
 AWAY_TOLD_S: Final = 15.0
 """A broker that restarts, or a leader that moves, takes some seconds."""
-RETENTION_TOLD_S: Final = 6 * 3600.0
-"""Time for a person to look, also at night."""
+RETENTION_TOLD_S: Final = 24 * 3600.0
+"""Time for a person to look, also on a day off. A quarter of it is left for one who has to get up at night."""
+
+_ERROR_SHARE: Final = 0.25
+_OF_KEPT: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,30 @@ def source_trouble(sources: Sequence[SourceState], now_ms: int) -> SourceTrouble
             since = time_text(source.away_since_ms)
             return SourceTrouble("a source does not answer", f"nothing is read since {since}: {source.said}")
     for source in sources:
-        if 0 <= source.retention_left_s < RETENTION_TOLD_S:
-            goes = time_text(source.asked_at_ms + int(source.retention_left_s * 1000))
-            return SourceTrouble(
-                "a source removes records before they are read",
-                f"source {source.name!r} removes records from {goes} on that the job has not read; it is "
-                f"{count_text(source.behind)} behind. Give the job more shards or cores, or the topic a longer "
-                "retention.ms",
-            )
+        if retention_level(source, now_ms, RETENTION_TOLD_S) == "error":
+            return SourceTrouble("a source removes records before they are read", loss_text(source, now_ms))
     return None
+
+
+def retention_level(source: SourceState, now_ms: int, limit_s: float) -> Literal["ok", "warn", "error"]:
+    """Return how near it is that a source removes a record that the job has not read: nearer than the limit, or than a
+    quarter of it.
+
+    A source that keeps records for less than twice the limit is judged by half of what it keeps them for: of a topic of
+    one hour no day is ever left.
+    """
+    within_s = min(limit_s, source.kept_s * _OF_KEPT) if source.kept_s > 0 else limit_s
+    left_s = source.left_s(now_ms)
+    if left_s < within_s * _ERROR_SHARE:
+        return "error"
+    return "warn" if left_s < within_s else "ok"
+
+
+def loss_text(source: SourceState, now_ms: int) -> str:
+    """Return from when on a source removes what the job has not read, and what helps."""
+    goes = time_text(now_ms + int(source.left_s(now_ms) * 1000))
+    how = f"it is {count_text(source.behind)} behind" if source.behind > 0 else "it had read all, and does not run"
+    return (
+        f"source {source.name!r} removes records from {goes} on that the job has not read; {how}. Give the job more "
+        "shards or cores, or the topic a longer retention.ms"
+    )

@@ -195,6 +195,7 @@ def run_job(
                 allow_drained=options.allow_drained,
                 take_output=options.take_output,
                 drop_inflight=options.drop_inflight,
+                accept_session_settings=options.accept_session_settings,
                 on_progress=show,
                 stop=stop,
                 start_from=options.begin.start_from(spec),

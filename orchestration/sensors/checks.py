@@ -103,7 +103,7 @@ def _found(job: JobSpec, outcome: list[Judged] | NoLook) -> list[Judged]:
 def _stored(cursor: CheckCursor, found: list[Judged], clock: Clock) -> tuple[CheckCursor, list[Judged]]:
     """Return the cursor after a look, and the verdicts to store."""
     now_ms = clock.now_ms()
-    verdicts = ",".join(f"{j.check}:{int(j.passed)}{int(j.is_known)}" for j in found)
+    verdicts = ",".join(f"{j.check}:{int(j.passed)}{int(j.is_known)}{int(j.is_warning)}" for j in found)
     if not found or (verdicts == cursor.verdicts and now_ms - cursor.stored_ms < STORE_EVERY_S * 1000):
         return CheckCursor(now_ms, cursor.stored_ms, cursor.verdicts), []
     return CheckCursor(now_ms, now_ms, verdicts), found

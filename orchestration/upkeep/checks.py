@@ -6,44 +6,29 @@ A check without data is never green: it reports the missing data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice, pairwise
-from typing import Final, Literal
+from typing import Final
 
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint_record import list_savepoints
+from stillstate.orchestration.config.sections import ProcessingTime
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.text import duration_text, time_text
+from stillstate.orchestration.upkeep.judged import CheckName, Judged
+from stillstate.orchestration.upkeep.source_checks import judge_lag, judge_retention
 
 __all__ = ["CheckName", "Judged", "judge", "limits_of"]
-
-CheckName = Literal["replay_time_bounded", "rows_on_time", "state_growth", "savepoint_recent", "backlog"]
 
 _DAY_MS: Final = 86_400_000
 _GROWING: Final = 3
 """Checkpoints in a row with more rows in flight than the one before: a single one is a batch that was just read."""
 _LATE_LOOK: Final = 20
 """Snapshots that are read to find those with input."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The result of a check.
-
-    Attributes:
-        is_known: whether there was any data to judge; without data nothing has passed.
-        numbers: the measured numbers, and the limit, by names with their unit.
-    """
-
-    check: CheckName
-    passed: bool
-    text: str
-    is_known: bool = True
-    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def limits_of(job: JobSpec) -> dict[CheckName, float]:
@@ -55,12 +40,14 @@ def limits_of(job: JobSpec) -> dict[CheckName, float]:
         "state_growth": checks.state_growth,
         "savepoint_recent": checks.savepoint_age_s,
         "backlog": checks.backlog_s,
+        "source_lag": checks.source_lag_s,
+        "retention_margin": checks.retention_margin_s,
     }
     return {name: limit for name, limit in found.items() if limit is not None}
 
 
 def judge(job: JobSpec, catalog: Catalog) -> list[Judged]:
-    """Judge a job by its newest snapshot and its savepoints.
+    """Judge a job by its newest snapshot, its savepoints and the newest heartbeat.
 
     Raises:
         JobNotFound: it was never started. CorruptData, UnsupportedFormat: the newest snapshot cannot be read.
@@ -75,6 +62,8 @@ def judge(job: JobSpec, catalog: Catalog) -> list[Judged]:
         "state_growth": _growth,
         "savepoint_recent": _savepoint,
         "backlog": _backlog,
+        "source_lag": partial(_lag, job),
+        "retention_margin": _retention,
     }
     if newest is None:
         return [_unknown(name, "the job has no snapshot yet") for name in limits]
@@ -223,3 +212,14 @@ def _in_flight_before(catalog: Catalog, newest: Manifest) -> list[int]:
         except MissingSnapshot:
             continue  # expired meanwhile
     return found
+
+
+def _lag(job: JobSpec, catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
+    status, now_ms = catalog.status(), catalog.clock.now_ms()
+    trigger_s = job.trigger.processing_time_s if isinstance(job.trigger, ProcessingTime) else 0.0
+    is_live = status is not None and status.is_live(now_ms, job.recovery.heartbeat_timeout_s)
+    return judge_lag(status, now_ms, limit_s, trigger_s=trigger_s, is_live=is_live)
+
+
+def _retention(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
+    return judge_retention(catalog.status(), catalog.clock.now_ms(), limit_s)

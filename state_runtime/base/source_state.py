@@ -20,6 +20,10 @@ class SourceState:
         retention_left_s: in how many seconds the source removes the first record that the job has not read; -1 if
             nothing waits, or if it removes nothing by time.
         said: why it does not answer.
+        kept_s: for how long it keeps records, the shortest of what it reads; -1 if it removes nothing by time, or if that
+            is not known.
+        age_change_s: how much older the oldest unread record is than a few minutes ago, over the last quarter of an hour;
+            negative: the job gains. None if the run has not looked for so long.
     """
 
     name: str
@@ -29,10 +33,20 @@ class SourceState:
     oldest_unread_ms: int = 0
     retention_left_s: float = -1.0
     said: str = ""
+    kept_s: float = -1.0
+    age_change_s: float | None = None
 
     def age_s(self, now_ms: int) -> float:
         """Return the age of the oldest record that is known to wait; 0 if none does."""
         return max(0.0, (now_ms - self.oldest_unread_ms) / 1000) if self.oldest_unread_ms else 0.0
+
+    def left_s(self, now_ms: int) -> float:
+        """Return in how many seconds it removes a record that the job has not read, as was known when it answered last.
+        If nothing waited then, it is at least so many. Negative: records may have gone; infinite: none goes by time."""
+        at_least_s = self.retention_left_s if self.retention_left_s >= 0 else self.kept_s
+        if not self.asked_at_ms or at_least_s < 0:
+            return float("inf")
+        return at_least_s - (now_ms - self.asked_at_ms) / 1000
 
     def away_s(self, now_ms: int) -> float:
         """Return for how long it has not answered; 0 if it does."""

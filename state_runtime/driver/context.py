@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ class DriverContext:
         drop_inflight: the user drops the rows that are in flight where the run begins.
         take_output: the user says that the output folders belong to this root (pipeline/output_owner.py).
         on_trial: the first epoch restores every shard, and ends in a checkpoint; see `StartedBy`.
+        session: the settings of the Spark session that change results, as manifests name them.
     """
 
     job_name: str
@@ -49,6 +50,7 @@ class DriverContext:
     take_output: bool = False
     drop_inflight: bool = False
     on_trial: bool = False
+    session: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def clocks(self) -> Clocks:

@@ -319,6 +319,7 @@ def outcome_of(
         time=run.time,
         source=source.position,
         drained=run.planned.request.drains,
+        session=dict(context.session),
     )
     return EpochOutcome(
         head=head,

@@ -47,6 +47,7 @@ from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
 from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.odd_times import changed_zone
 from state_runtime.pipeline.plan import JobPlan
+from state_runtime.pipeline.result_settings import refuse_other_settings, result_settings
 from state_runtime.pipeline.source_names import SourceNumbers, source_numbers
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import (
@@ -114,6 +115,7 @@ class Allowed:
     drained: bool = False
     take_output: bool = False
     drop_inflight: bool = False
+    session_settings: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class CheckedRun:
     Attributes:
         before: the snapshot to resume from, as it was found; None if there is none yet.
         fit: gives the operators' entries for a snapshot to resume from.
+        session: the settings that change results.
     """
 
     allowed: Allowed
@@ -140,6 +143,7 @@ class CheckedRun:
     pipeline: CompiledPipeline
     before: Manifest | None
     fit: Callable[..., tuple[OperatorEntry, ...]]
+    session: Mapping[str, str]
 
 
 class JobRun:
@@ -189,8 +193,13 @@ class JobRun:
             dropped_by_processor=pipeline.dropped,
             allow_dropped_state=allowed.dropped_state,
         )
+        session = result_settings(self._spark.conf)
 
         def decide(content: Manifest | None, info: JobInfo | None) -> None:
+            if content is not None:
+                refuse_other_settings(
+                    content.snapshot_id, content.session, session, job=plan.name, accept=allowed.session_settings
+                )
             refuse_drained(content, f"job {plan.name!r}", allow_drained=allowed.drained)
             refuse_misfits(content, pipeline.operator_reads, drop=allowed.drop_inflight, job=plan.name)
             self._parallelism(content, info)
@@ -202,7 +211,13 @@ class JobRun:
         before = beginning.look(decide)
         refuse_other_output(pipeline, before)
         return CheckedRun(
-            allowed=allowed, beginning=beginning, sources=sources, pipeline=pipeline, before=before, fit=fit
+            allowed=allowed,
+            beginning=beginning,
+            sources=sources,
+            pipeline=pipeline,
+            before=before,
+            fit=fit,
+            session=session,
         )
 
     def go(self, checked: CheckedRun, trigger: Mapping[str, Any] | None, started_by: StartedBy = BY_HAND) -> RunResult:
@@ -248,7 +263,7 @@ class JobRun:
         message = error_kind = ""
         try:
             driver = self._driver(
-                pipeline, entries, info, committer, checkpoint, parallelism, local_dir, savepoints, allowed, started_by
+                checked, entries, info, committer, checkpoint, parallelism, local_dir, savepoints, started_by
             )
             heartbeat.watch(driver)
             self.driver = driver
@@ -393,7 +408,7 @@ class JobRun:
 
     def _driver(
         self,
-        pipeline: CompiledPipeline,
+        checked: CheckedRun,
         entries: tuple[OperatorEntry, ...],
         info: JobInfo,
         committer: Committer,
@@ -401,10 +416,9 @@ class JobRun:
         parallelism: int,
         local_dir: Path,
         savepoints: Savepoints,
-        allowed: Allowed,
         started_by: StartedBy,
     ) -> EpochDriver:
-        plan = self._plan
+        plan, pipeline, allowed = self._plan, checked.pipeline, checked.allowed
         root = (plan.root_url, plan.storage_options)
         sinks = {name: sink.spec(plan.name, info.uid, name, root) for name, sink in pipeline.sinks.items()}
         context = DriverContext(
@@ -424,6 +438,7 @@ class JobRun:
             take_output=allowed.take_output,
             drop_inflight=allowed.drop_inflight,
             on_trial=started_by.on_trial,
+            session=checked.session,
         )
         return EpochDriver(
             context,

@@ -26,6 +26,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.pipeline.plan import Planned
+from state_runtime.pipeline.result_settings import result_settings
 from state_runtime.reading.building import SnapshotBuilder, settled
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.reading.rows import RowLayout
@@ -108,7 +109,11 @@ def bootstrap(
         builder.add(write_frame(frames[key], layout, work))
     if on_progress is not None:
         on_progress(len(layouts), len(layouts))
-    return builder.commit(parallelism=plan.settings.parallelism or spark.sparkContext.defaultParallelism, time=time)
+    return builder.commit(
+        parallelism=plan.settings.parallelism or spark.sparkContext.defaultParallelism,
+        time=time,
+        session=result_settings(spark.conf),
+    )
 
 
 def _bits(spark: SparkSession) -> int:

@@ -226,6 +226,7 @@ class SnapshotBuilder:
         epoch: int = 0,
         next_due_ms: Mapping[str, int] | None = None,
         created_at_ms: int | None = None,
+        session: Mapping[str, str] | None = None,
     ) -> Manifest:
         """Create the manifest: from then on there is a snapshot.
 
@@ -236,6 +237,7 @@ class SnapshotBuilder:
             source_logs: below the root; the files that file sources have seen, see docs/format.md.
             epoch: number of the newest epoch, if it is above the snapshot's id.
             next_due_ms: per operator a lower bound of its next `due`, in addition to that of the written rows.
+            session: the settings under which the rows were made; see `Manifest.session`.
 
         Raises:
             InvalidConfiguration: another builder built a snapshot here meanwhile; it was not changed.
@@ -264,6 +266,7 @@ class SnapshotBuilder:
             time=time,
             epoch=max(epoch, self.snapshot_id),
             origins=self.origins,
+            session=dict(session or {}),
         )
         manifest = replace(manifest, format_version=format_of(manifest))
         _refuse_overlaps(manifest)

@@ -419,6 +419,8 @@ class Manifest:
             would find its window closed. A run continues from here only on request. The watermark in `time` is that of
             the input.
         open_batch: None, unless the newest batch is not done.
+        session: the settings of Spark's session that change results, with their values, under which its newest epoch
+            ran (pipeline/result_settings.py); empty if it was made by a version that did not record them.
     """
 
     format_version: int
@@ -444,6 +446,7 @@ class Manifest:
     abandoned: tuple[tuple[int, int], ...] = ()
     drained: bool = False
     open_batch: OpenBatch | None = None
+    session: dict[str, str] = field(default_factory=dict)
 
     @property
     def job_uids(self) -> frozenset[str]:
@@ -516,7 +519,7 @@ class Manifest:
                     for inner in ("inflight", "spilled_bytes", "skipped_rows", "future_rows", "bad_rows")
                 ),
             ),
-            younger={"open_batch": None},
+            younger={"open_batch": None, "session": {}},
         )
         if len(body) > MANIFEST_BYTES_MAX:
             staged = sum(len(output.files) for output in self.outputs)

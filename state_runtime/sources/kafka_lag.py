@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from tenacity import wait_none
 
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.source_state import SourceState
+from state_runtime.sources.age_trend import AgeTrend
 from state_runtime.sources.kafka_client import Cluster, library
 from state_runtime.sources.kafka_offsets import Partition, Positions
 
@@ -36,6 +37,7 @@ class KafkaLag:
         self._settings = dict(settings)
         self._cluster = Cluster(settings, name, away_s=0, wait=wait_none())
         self._retention_ms: dict[str, int] = {}
+        self._trend = AgeTrend()
         self._consumer: Any = None
 
     def reads(self, position: Positions) -> bool:
@@ -69,12 +71,18 @@ class KafkaLag:
             for (topic, _), time_ms in times_ms.items()
             if self._kept_ms(topic) > 0
         ]
-        return replace(
+        told = replace(
             found,
             behind=sum(waiting.values()),
             oldest_unread_ms=min(times_ms.values(), default=0),
             retention_left_s=max(0.0, min(left_ms) / 1000) if left_ms else -1.0,
+            kept_s=self._shortest_kept_s({topic for topic, _ in most} or {topic for topic, _ in newest.next}),
         )
+        return replace(told, age_change_s=self._trend.change_s(now_ms, told.age_s(now_ms)))
+
+    def _shortest_kept_s(self, topics: Collection[str]) -> float:
+        kept_ms = [kept for topic in sorted(topics)[:_LOOKED_AT_MAX] if (kept := self._kept_ms(topic)) > 0]
+        return min(kept_ms) / 1000 if kept_ms else -1.0
 
     def _times_ms(self, first: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return the time of the record at each offset, or of the first behind it, of those that come soon."""

@@ -154,7 +154,7 @@ def test_a_savepoint_is_recent_until_it_is_not(
 
 
 def test_a_verdict_is_stored_when_it_changes_and_once_an_hour(world: Callable[..., World], flights: JobRoot) -> None:
-    house = world(extra="checks: {replay_s: 1, late_checkpoints: null}")
+    house = world(extra="checks: {replay_s: 1, late_checkpoints: null, source_lag_s: null, retention_margin_s: null}")
     flights.start()
     assert [e.passed for e in house.tick(SENSOR).asset_events] == [True]
     assert house.tick(SENSOR).asset_events == []
@@ -237,10 +237,11 @@ def test_a_check_is_there_if_it_has_a_limit(write_config: Callable[..., Path]) -
         "restorable",
         *safe,
     }
-    usual = {*always, "replay_time_bounded", "rows_on_time"}
+    usual = {*always, "replay_time_bounded", "rows_on_time", "source_lag", "retention_margin"}
     assert names("") == usual
     assert names(ALL) == {*usual, "state_growth", "savepoint_recent", "backlog"}
-    assert names("checks: {replay_s: null, late_checkpoints: null}") == always
+    off = "checks: {replay_s: null, late_checkpoints: null, source_lag_s: null, retention_margin_s: null}"
+    assert names(off) == always
 
 
 def test_a_person_can_run_the_checks(world: Callable[..., World], flights: JobRoot) -> None:

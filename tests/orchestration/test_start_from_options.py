@@ -102,6 +102,7 @@ def test_contradictions_are_refused() -> None:
         (["--until-idle"], StartOptions(until_idle=True)),
         (["--allow-dropped-state"], StartOptions(allow_dropped_state=True)),
         (["--allow-drained"], StartOptions(allow_drained=True)),
+        (["--accept-session-settings"], StartOptions(accept_session_settings=True)),
         (["--take-output"], StartOptions(take_output=True)),
         ([], AS_IT_IS),
     ],

@@ -66,6 +66,7 @@ def test_a_restart_continues_with_the_watermark_of_an_uninterrupted_run(
     parts = TimedJob(spark, tmp_path / "parts", counts("append"))
     emitted = [row for batch in batches[:-1] for epoch in parts.run(batch) for row in epoch]
     assert "timeZone" not in caplog.text
+    parts.accept_session_settings = True
     with changed(spark, "spark.sql.session.timeZone", "Asia/Tokyo") as before:
         emitted += [row for epoch in parts.run(batches[-1]) for row in epoch]
     assert f"timeZone is 'Asia/Tokyo', and the run before had '{before}'" in caplog.text

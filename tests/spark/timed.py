@@ -59,6 +59,7 @@ class TimedJob:
         self.build = build
         self.settings = settings
         self.allow_dropped_state = False
+        self.accept_session_settings = False
         self.clock: Clock = SYSTEM_CLOCK
         self.progress: list[Any] = []
         self.forever = False
@@ -103,6 +104,7 @@ class TimedJob:
             on_progress=self.progress.append,
             stop=self.stop,
             allow_dropped_state=self.allow_dropped_state,
+            accept_session_settings=self.accept_session_settings,
         )
         return [rows for epoch, rows in sorted(self.epochs.items()) if rows and epoch not in before]
 

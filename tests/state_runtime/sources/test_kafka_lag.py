@@ -38,9 +38,9 @@ def test_what_waits_is_counted_with_the_age_of_the_oldest_and_when_it_goes(kafka
     send(kafka, "lag", [NOW_MS - 40_000], partition=1)
     lag = lag_of(kafka, "lag")
     state = lag.look(Positions({("lag", 0): 1, ("lag", 1): 0, ("lag", 2): 0}), NOW_MS)
-    assert state == SourceState("lag", NOW_MS, 0, 3, NOW_MS - 60_000, 3540.0)
+    assert state == SourceState("lag", NOW_MS, 0, 3, NOW_MS - 60_000, 3540.0, kept_s=3600.0)
     done = lag.look(Positions({("lag", 0): 3, ("lag", 1): 1, ("lag", 2): 0}), NOW_MS)
-    assert (done.behind, done.oldest_unread_ms, done.retention_left_s) == (0, 0, -1.0)
+    assert (done.behind, done.oldest_unread_ms, done.retention_left_s, done.kept_s) == (0, 0, -1.0, 3600.0)
     assert lag.look(None, NOW_MS).behind == -1, "where the job is was not said"
 
 
@@ -48,7 +48,8 @@ def test_what_waits_is_counted_with_the_age_of_the_oldest_and_when_it_goes(kafka
 def test_a_topic_that_keeps_its_records_for_ever_is_never_overtaken(kafka: KafkaBroker) -> None:
     kafka.create_topic("kept", 1, retention_ms="-1")
     send(kafka, "kept", [1_000])
-    assert lag_of(kafka, "kept").look(Positions({("kept", 0): 0}), NOW_MS).retention_left_s == -1.0
+    state = lag_of(kafka, "kept").look(Positions({("kept", 0): 0}), NOW_MS)
+    assert (state.retention_left_s, state.kept_s, state.left_s(NOW_MS)) == (-1.0, -1.0, float("inf"))
 
 
 @pytest.mark.servers
