@@ -13,6 +13,7 @@ import os
 import signal
 
 __all__ = [
+    "COMPACTION_KILL_POINTS",
     "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
@@ -59,6 +60,15 @@ SQL_KILL_POINTS = ("sql-written", "sql-committed")
 # Of an epoch's output in a Kafka topic: its transaction has begun, its records are there, its number too, and all is
 # committed.
 KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
+
+# Of a compaction of an output folder: its file waits, it was agreed on, the file has its name, an input is gone, all are.
+COMPACTION_KILL_POINTS = (
+    "compaction-staged",
+    "compaction-agreed",
+    "compaction-visible",
+    "compaction-input-removed",
+    "compaction-removed",
+)
 
 _passed: dict[str, int] = {}
 

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.partitions import check_partition_columns
-from state_runtime.pipeline.sinks import Sink, move_all, stager_of
+from state_runtime.pipeline.sinks import Sink, move_all
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed

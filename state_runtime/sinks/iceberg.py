@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant, own_output
-from state_runtime.pipeline.sinks import Sink, stager_of
+from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.iceberg_catalog import CatalogAddress
 from state_runtime.sinks.iceberg_log import IcebergLog

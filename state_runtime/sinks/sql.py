@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
-from state_runtime.pipeline.sinks import Sink, stager_of
+from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.sinks.sql_address import Address
