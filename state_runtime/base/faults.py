@@ -61,7 +61,8 @@ SQL_KILL_POINTS = ("sql-written", "sql-committed")
 # committed.
 KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
 
-# Of a compaction of an output folder: its file waits, it was agreed on, the file has its name, an input is gone, all are.
+# Of a compaction of an output folder: its file waits, it was agreed on, the file has its name, an input is gone, and
+# all are.
 COMPACTION_KILL_POINTS = (
     "compaction-staged",
     "compaction-agreed",

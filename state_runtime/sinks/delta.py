@@ -7,8 +7,11 @@ See docs/delta.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +24,7 @@ from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, Mis
 from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.sinks import Sink, move_all
 from state_runtime.pipeline.staging import SinkSpec
@@ -29,7 +33,7 @@ from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, wi
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.store import Store, shared_store
 
-__all__ = ["DeltaSink"]
+__all__ = ["DeltaSink", "small_files"]
 
 _AT_A_TIME = 16
 
@@ -205,6 +209,41 @@ class DeltaSink(Sink):
         if self.new_columns == "add":
             self._log.add_columns(list(columns))
 
+    def upkeep(self, how: OutputUpkeep, *, dry_run: bool) -> OutputWork | None:
+        """Write small files anew as larger ones, and delete files that the table keeps no longer; None if there is no
+        table. Each epoch stays there once: the commits of upkeep have none, and Delta keeps the epochs of all writers
+        when it cleans its log.
+
+        Args:
+            dry_run: only say what would be done.
+
+        Raises:
+            StoreUnavailable: other writers changed the same files each time; what is done is done.
+        """
+        sizes = self._log.sizes()
+        if sizes is None:
+            return None
+        small = small_files(sizes, how.target_bytes)
+        work = OutputWork(
+            place=self._store().url,
+            files=len(sizes),
+            bytes=sum(size for _, size in sizes),
+            inputs=sum(len(of) for of in small),
+            input_bytes=sum(map(sum, small)),
+            outputs=sum(-(-sum(of) // how.target_bytes) for of in small),
+        )
+        if not dry_run:
+            done = self._log.compact(how.target_bytes) if small else {}
+            added, removed = (json.loads(done.get(key, "{}")) for key in ("filesAdded", "filesRemoved"))
+            work = replace(
+                work,
+                inputs=removed.get("totalFiles", 0),
+                input_bytes=removed.get("totalSize", 0),
+                outputs=added.get("totalFiles", 0),
+                output_bytes=added.get("totalSize", 0),
+            )
+        return replace(work, removed=len(self._log.vacuum(dry_run=dry_run)))
+
     def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
         return MissingFile(
             f"sink {spec.name!r}: the snapshot names {file.staged} in {self.table}, which is gone, and the Delta table "
@@ -218,6 +257,15 @@ class DeltaSink(Sink):
         if self.merge_on:
             for file in output.files:
                 spec.store().delete(file.staged)
+
+
+def small_files(sizes: Iterable[tuple[str, int]], target_bytes: int) -> list[list[int]]:
+    """Return by folder the sizes of files below a target, where there are several."""
+    folders: defaultdict[str, list[int]] = defaultdict(list)
+    for path, size in sizes:
+        if size < target_bytes:
+            folders[path.rpartition("/")[0]].append(size)
+    return [found for found in folders.values() if len(found) > 1]
 
 
 def _writer(stager: str) -> str:

@@ -17,6 +17,7 @@ from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, Mis
 from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.iceberg_catalog import CatalogAddress
@@ -183,6 +184,22 @@ class IcebergSink(Sink):
                 rows, removed = without_removed(rows, self.remove_where)
             self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
         faults.reach("iceberg-committed")
+
+    def upkeep(self, how: OutputUpkeep, now_ms: int, *, dry_run: bool) -> OutputWork | None:
+        """Let old snapshots expire, and delete the files that only they had; None if there is no table. Which epoch is
+        there is a property of the table, which stays.
+
+        Args:
+            dry_run: only say what would be done.
+
+        Raises:
+            StoreUnavailable: other writers, or the catalog, let no attempt through.
+        """
+        sizes = self._log.sizes()
+        if sizes is None:
+            return None
+        expired, removed = self._log.expire(now_ms - int(how.history_s * 1000), dry_run=dry_run)
+        return OutputWork(place=self._log.place, files=len(sizes), bytes=sum(sizes), removed=removed, expired=expired)
 
     def _make_table(self) -> None:
         self._log.make(self._columns, self.partition_by, add_columns=self.new_columns == "add")

@@ -69,6 +69,7 @@ class Compacted:
     """The result of a compaction.
 
     Attributes:
+        files, bytes: that readers saw before, of the chosen writers.
         inputs, input_bytes: files that are gone.
         outputs, output_bytes: files that took their places.
         left: files of the plan that stay: others compacted or removed them meanwhile, or they have other columns than
@@ -76,6 +77,8 @@ class Compacted:
         ended: compactions of others that this one has ended.
     """
 
+    files: int = 0
+    bytes: int = 0
     inputs: int = 0
     input_bytes: int = 0
     outputs: int = 0
@@ -152,7 +155,7 @@ def compact(
     ended = finish_all(store)
     _remove_abandoned(store, actor)
     plan = plan_folder(store, actor, writers=writers, target_bytes=target_bytes, min_age_s=min_age_s)
-    result, done = Compacted(ended=ended), 0
+    result, done = Compacted(files=plan.files, bytes=plan.bytes, ended=ended), 0
     for group in plan.groups:
         before = result.inputs
         for run in _alike(store, _published(store, group)):
