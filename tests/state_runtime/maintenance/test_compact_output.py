@@ -376,6 +376,30 @@ def test_a_file_that_cannot_be_read_ends_it_and_nothing_is_removed(lake: Lake) -
         assert lake.files() == before
 
 
+def altered(data: bytes) -> bytes:
+    """A file with one other byte, in which a reader that compares no checksum finds other rows."""
+    rows = pq.read_table(pa.BufferReader(data))
+    for at in range(len(data)):
+        other = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            if pq.read_table(pa.BufferReader(other)).equals(rows) is False:
+                return other
+        except (pa.ArrowException, OSError):
+            continue
+    raise AssertionError("each byte matters to the reader")
+
+
+def test_a_value_that_was_altered_on_the_disk_is_not_carried_into_a_new_file(lake: Lake) -> None:
+    """The pages of our files have checksums; without them the new file would say that all is well."""
+    lake.publish(4)
+    path = lake.outputs[2].files[0].final
+    lake.store.put(path, altered(lake.store.read(path, 1 << 20)))
+    before = lake.files()
+    with pytest.raises(CorruptData, match="cannot be read as Parquet"):
+        lake.compact()
+    assert lake.files() == before
+
+
 def test_a_new_file_with_other_rows_is_found_before_anything_is_removed(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +500,22 @@ def test_a_file_of_a_compaction_that_has_not_ended_is_no_input(lake: Lake) -> No
     for known, inputs in ((2, 2), (3, 3)):
         plan = plan_compaction(folder, known=known, writers=[WRITER], target_bytes=1 << 30, logged_before_ms=2)
         assert plan.inputs == inputs
+
+
+def test_a_plan_beside_a_compaction_leaves_its_file_alone(lake: Lake) -> None:
+    lake.publish(4)
+    plans = []
+
+    def look() -> None:
+        lake.publish(4)
+        plans.append(plan_folder(lake.store, lake.actor, writers=[WRITER], min_age_s=0))
+
+    with at_point("compaction-removed", look):
+        lake.compact()
+    (plan,) = plans
+    inputs = [file.path for group in plan.groups for file in group.files]
+    assert inputs
+    assert not [path for path in inputs if "-c0" in path]
 
 
 @pytest.mark.long
