@@ -16,6 +16,7 @@ __all__ = [
     "COMPACTION_KILL_POINTS",
     "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
+    "ICEBERG_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
     "KAFKA_KILL_POINTS",
     "KILL_POINTS",
@@ -53,6 +54,9 @@ RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retent
 
 # Of an epoch's output in a Delta table: its files have their names, and the table has them.
 DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
+
+# Of an epoch's output in an Iceberg table: its data files are there, and the table has them.
+ICEBERG_KILL_POINTS = ("iceberg-written", "iceberg-committed")
 
 # Of an epoch's output in a database: its transaction is about to be committed, and it is.
 SQL_KILL_POINTS = ("sql-written", "sql-committed")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from state_runtime import DeltaSink, ParquetSink
 from state_runtime.base import faults
+from state_runtime.base.faults import COMPACTION_KILL_POINTS
 from state_runtime.snapshot.manifest import StagedOutput
 from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.spec import load_spec
@@ -42,6 +46,7 @@ def build(context):
 """
 SCHEMA = pa.schema([("n", pa.int64())])
 EPOCHS = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -50,15 +55,23 @@ def house(write_config: Callable[..., Path], flights: JobRoot, tmp_path: Path) -
     flights.start("stopped")
     config = write_config("flights", extra="output: {min_age_s: 60}")
     with_code(config)
-    uid = flights.catalog.job_info().uid
-    for sink, name in ((ParquetSink(str(tmp_path / "legs")), "legs"), (DeltaSink(str(tmp_path / "table")), "table")):
+    publish(flights, tmp_path, EPOCHS)
+    return config
+
+
+def publish(job: JobRoot, folder: Path, epochs: int) -> int:
+    """Publish more epochs, each with its number as its only row; return the newest."""
+    uid = job.catalog.job_info().uid
+    newest = 0
+    for sink, name in ((ParquetSink(str(folder / "legs")), "legs"), (DeltaSink(str(folder / "table")), "table")):
         sink.check(SCHEMA, "here")
         spec = sink.spec("flights", uid, name, ("unused", {}))
-        for epoch in range(1, EPOCHS + 1):
+        newest = sink.newest_published_epoch(spec) + epochs
+        for epoch in range(newest - epochs + 1, newest + 1):
             task = spec.open(1, epoch, 0, "0" * 16)
             task.write(pa.RecordBatch.from_pylist([{"n": epoch}], schema=SCHEMA))
             sink.publish(spec, StagedOutput(name, epoch, task.finish().files), None)
-    return config
+    return newest
 
 
 def with_code(config: Path) -> None:
@@ -122,6 +135,26 @@ def test_a_process_that_dies_in_the_middle_is_repaired_by_the_next_call(
     monkeypatch.undo()
     assert compact(house, "--min-age", "0s", "--sink", "legs").exit_code == 0
     assert seen(tmp_path / "legs") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.kill
+def test_a_command_that_is_killed_anywhere_is_repaired_by_the_next_one(
+    house: Path, flights: JobRoot, tmp_path: Path
+) -> None:
+    newest = EPOCHS
+    for point in COMPACTION_KILL_POINTS:
+        command = ["-m", "stillstate.orchestration.cli", "compact-output", "flights", "-c", str(house)]
+        killed = subprocess.run(
+            [sys.executable, *command, "--sink", "legs", "--min-age", "0s"],
+            env={**os.environ, "STILLSTATE_KILL_AT": point},
+            cwd=ROOT,
+            capture_output=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        assert set(seen(tmp_path / "legs")) == set(range(1, newest + 1)), point
+        assert compact(house, "--sink", "legs", "--min-age", "0s").exit_code == 0
+        assert seen(tmp_path / "legs") == list(range(1, newest + 1)), point
+        newest = publish(flights, tmp_path, 10)  # more than there are in the file: it is written anew, too
 
 
 def test_the_target_and_the_writers_are_as_they_are_asked_for(house: Path, tmp_path: Path) -> None:
