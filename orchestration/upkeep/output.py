@@ -125,6 +125,6 @@ def output_text(name: str, work: OutputWork | None, *, planned: bool = False) ->
         parts.append(f"{counted_text(work.removed, 'file')} that nothing needs {would}deleted")
     done = "; ".join(parts) or "nothing to do"
     return (
-        f"{name}: {counted_text(work.files, 'file')} → {work.files_after:,} ({bytes_text(work.bytes)}) in {work.place}: "
-        f"{done}"
+        f"{name}: {counted_text(work.files, 'file')} → {work.files_after:,} ({bytes_text(work.bytes)}) in "
+        f"{work.place}: {done}"
     )

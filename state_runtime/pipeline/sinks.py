@@ -28,7 +28,6 @@ from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import OUTPUTS_DIR
 from state_runtime.store import Store, shared_store
 
 if TYPE_CHECKING:
@@ -289,15 +288,7 @@ class ForeachEpoch(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """Stage below the job root: a repetition must deliver the same rows as the first call."""
-        return SinkSpec(
-            name=name,
-            store_url=root[0],
-            storage_options=root[1],
-            staging_prefix=f"{OUTPUTS_DIR}/{name}",
-            empty_epochs=self._empty_epochs,
-            job=job_name,
-            root_id=job_uid,
-        )
+        return SinkSpec.below_root(name, job_name, job_uid, root, name, empty_epochs=self._empty_epochs)
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Call the function.

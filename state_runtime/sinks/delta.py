@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
 from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.sinks import Sink, move_all
+from state_runtime.pipeline.staged_rows import lost_file, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
@@ -184,19 +185,14 @@ class DeltaSink(Sink):
         self._make_table()  # before any file lies there: a folder with Parquet files and no log is somebody else's
         missing = move_all(store, output.files)
         if missing is not None:
-            raise self._lost(spec, output, missing)
+            raise lost_file(spec, output, missing, "the Delta table")
         with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="delta") as pool:
             files = list(pool.map(partial(_data_file, store), output.files))
         faults.reach("delta-moved")
         self._log.append(writer, output.epoch, files)
 
     def _merge(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
-        store = spec.store()
-        try:
-            tables = [pq.read_table(pa.BufferReader(store.read(f.staged, f.bytes))) for f in output.files]
-        except FileNotFoundError as error:
-            raise self._lost(spec, output, output.files[0]) from error
-        rows = last_of_each(pa.concat_tables(tables), self.merge_on)
+        rows = last_of_each(pa.concat_tables(staged_tables(spec, output, "the Delta table")), self.merge_on)
         removed = None
         if self.remove_where:
             rows, removed = without_removed(rows, self.remove_where)
@@ -243,14 +239,6 @@ class DeltaSink(Sink):
                 output_bytes=added.get("totalSize", 0),
             )
         return replace(work, removed=len(self._log.vacuum(dry_run=dry_run)))
-
-    def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
-        return MissingFile(
-            f"sink {spec.name!r}: the snapshot names {file.staged} in {self.table}, which is gone, and the Delta table "
-            f"does not have epoch {output.epoch}. Restore the file if it was removed. If it is lost, go back to the "
-            "snapshot before (--from-snapshot): the input since then is read again, and its output is written again "
-            "under higher epoch numbers"
-        )
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
         """Delete the staged rows of a merge, which no repetition needs any more."""
