@@ -80,6 +80,10 @@ class Mount:
         """`[job, savepoints]`: materialized when Dagster makes one."""
         return self.key(job, "savepoints")
 
+    def compacted(self, job: str) -> dg.AssetKey:
+        """`[job, compacted_output]`: materialized once for each upkeep of what the sinks write."""
+        return self.key(job, "compacted_output")
+
     def planned(self, job: str, kind: Kind) -> dg.AssetKey:
         """Return the key of a plan's subject: the retained snapshots, or the present garbage."""
         return self.key(job, _PLANNED[kind])
@@ -95,6 +99,7 @@ class Mount:
             self.checkpoints(job),
             self.materialized(job),
             self.savepoints(job),
+            self.compacted(job),
             *(self.key(job, name) for name in (*_PLANNED.values(), *_APPLIED.values())),
         ]
 

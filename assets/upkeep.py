@@ -1,4 +1,4 @@
-"""The assets of a job's upkeep: savepoints, retained snapshots, garbage; pure.
+"""The assets of a job's upkeep: savepoints, retained snapshots, garbage, compacted output; pure.
 
 Work that deletes has two assets: one for the plan (the kept snapshots, the garbage) and, behind a check that blocks,
 one for the deletions.
@@ -17,6 +17,7 @@ from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.links import Links, Shared
 from state_runtime.maintenance.plans import Kind
 from state_runtime.maintenance.retention.plan import RetentionPlan
+from state_runtime.pipeline.output_upkeep import OutputWork
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR
 from state_runtime.snapshot.savepoint_record import SavepointRecord
 from stillstate.assets.mount import Mount
@@ -29,6 +30,8 @@ __all__ = [
     "DIGEST",
     "applied_spec",
     "collection_plan_metadata",
+    "compacted_metadata",
+    "compacted_spec",
     "outcome_metadata",
     "planned_spec",
     "retention_plan_metadata",
@@ -89,6 +92,24 @@ def applied_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
             f"`{planned.path[-1]}` had passed in the same run."
         ),
         kinds={"spark"},
+        **shared_fields(mount, job),
+    )
+    return mount.shown(spec)
+
+
+def compacted_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
+    """Return the spec of a job's compacted output."""
+    schedule = "It is never done automatically." if job.output.schedule == "off" else "A schedule does it."
+    spec = dg.AssetSpec(
+        mount.compacted(job.name),
+        deps=[mount.stream(job.name)],
+        description=(
+            f"What the sinks of `{job.name}` write, kept in order: Parquet files of closed epochs become few large "
+            f"ones, Delta tables are optimized and vacuumed, snapshots of Iceberg tables expire. {schedule} "
+            f"{mount.launch_text('compact_output', job.name)} does it now; the job may run meanwhile."
+        ),
+        kinds={"parquet"},
+        metadata={"schedule": job.output.schedule, "target_mib": job.output.target_mib},
         **shared_fields(mount, job),
     )
     return mount.shown(spec)
@@ -169,6 +190,34 @@ def outcome_metadata(numbers: Mapping[str, int], digest: str) -> Metadata:
     return {
         DIGEST: dg.MetadataValue.text(digest),
         **{name: dg.MetadataValue.int(number) for name, number in numbers.items()},
+    }
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+_OUTPUT_COLUMNS: Final = {"sink": "string", "files": "string", "written": "string", "gone": "string", "place": "string"}
+
+
+def compacted_metadata(sinks: Mapping[str, OutputWork | None]) -> Metadata:
+    """Return what was done for each sink as a table, and in numbers."""
+    kept = {name: work for name, work in sinks.items() if work is not None}
+    rows = [
+        {
+            "sink": name,
+            "files": f"{count_text(work.files)} → {count_text(work.files_after)}",
+            "written": unbroken(f"{bytes_text(work.input_bytes)} → {bytes_text(work.output_bytes)}"),
+            "gone": f"{count_text(work.removed)} files, {count_text(work.expired)} versions",
+            "place": work.place,
+        }
+        for name, work in kept.items()
+    ]
+    return {
+        "sinks": _table(rows, _OUTPUT_COLUMNS),
+        "files": dg.MetadataValue.int(sum(work.files_after for work in kept.values())),
+        "rewritten_files": dg.MetadataValue.int(sum(work.inputs for work in kept.values())),
+        "rewritten_bytes": dg.MetadataValue.int(sum(work.input_bytes for work in kept.values())),
+        "deleted_files": dg.MetadataValue.int(sum(work.removed for work in kept.values())),
+        "expired_versions": dg.MetadataValue.int(sum(work.expired for work in kept.values())),
     }
 
 

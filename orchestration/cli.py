@@ -14,6 +14,7 @@ import typer.core
 from state_runtime.base.errors import REACTIONS, StoreRefused
 from stillstate.orchestration.commands import (
     begin_here,
+    compact_output,
     convert,
     deleting,
     drill,
@@ -51,7 +52,7 @@ SECTIONS: Final = {
     "Run a job": ("run", "start", "stop", "migrate", "rescale", "fork", "rollback"),
     "Look": ("jobs", "epochs", "metrics", "explain", "snapshots", "describe", "query", "export"),
     "Snapshots": ("savepoint", "savepoints", "pin", "unpin", "pins", "verify", "drill", "convert", "copy", "move"),
-    "Upkeep": ("materialize", "retention", "gc", "delete"),
+    "Upkeep": ("materialize", "compact-output", "retention", "gc", "delete"),
 }
 """The commands as the help groups them."""
 
@@ -99,6 +100,7 @@ for topic in (
     epochs,
     explain,
     materialize,
+    compact_output,
     convert,
     import_spark,
     export,

@@ -21,6 +21,7 @@ from stillstate.orchestration.jobs.deletions import build_deletion_jobs
 from stillstate.orchestration.jobs.driver import RECOVER, START, STOP, DriverWork, build_driver_job
 from stillstate.orchestration.jobs.matches_check import build_matches_check
 from stillstate.orchestration.jobs.migrate import MIGRATE
+from stillstate.orchestration.jobs.output import build_output_job
 from stillstate.orchestration.jobs.overview_check import build_overview_check
 from stillstate.orchestration.jobs.prune import build_prune_job
 from stillstate.orchestration.jobs.rollback import ROLLBACK
@@ -167,6 +168,7 @@ def _upkeep(mount: Mount, job: JobSpec) -> list[UpkeepJob]:
         build_savepoint_job(mount, job),
         build_deletion_jobs(mount, job, "retention"),
         build_deletion_jobs(mount, job, "gc"),
+        build_output_job(mount, job),
         build_verify_job(mount, job),
         build_drill_job(mount, job),
     ]

@@ -62,6 +62,7 @@ FLOORS = (
     "state_runtime/maintenance/convert",
     "state_runtime/maintenance/verify",
     "state_runtime/maintenance/delete",
+    "state_runtime/maintenance/output",
     "state_runtime/maintenance/copy",
     "state_runtime/maintenance",
     "state_runtime/reading",

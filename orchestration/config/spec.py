@@ -48,6 +48,7 @@ from stillstate.orchestration.config.upkeep import (
     ChecksSpec,
     DrillSpec,
     GarbageSpec,
+    OutputSpec,
     SavepointsSpec,
     VerificationSpec,
 )
@@ -141,6 +142,7 @@ class JobSpec(JobSettings, arbitrary_types_allowed=True):
     migration: MigrationSpec = Field(default_factory=MigrationSpec)
     savepoints: SavepointsSpec = Field(default_factory=SavepointsSpec)
     garbage: GarbageSpec = Field(default_factory=GarbageSpec)
+    output: OutputSpec = Field(default_factory=OutputSpec)
     verification: VerificationSpec = Field(default_factory=VerificationSpec)
     drill: DrillSpec = Field(default_factory=DrillSpec)
     checks: ChecksSpec = Field(default_factory=ChecksSpec)

@@ -1,5 +1,5 @@
-"""The sections of a job in `stillstate.yaml` that schedule its upkeep by Dagster: savepoints, deletions, verification,
-drills, and the limits of checks."""
+"""The sections of a job in `stillstate.yaml` that schedule its upkeep by Dagster: savepoints, deletions, output,
+verification, drills, and the limits of checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from state_runtime.base.settings import SettingsGroup
 from stillstate.orchestration.config.schedules import Schedule
 from stillstate.orchestration.config.sections import RunTimeoutS
 
-__all__ = ["ChecksSpec", "DrillSpec", "GarbageSpec", "SavepointsSpec", "VerificationSpec"]
+__all__ = ["ChecksSpec", "DrillSpec", "GarbageSpec", "OutputSpec", "SavepointsSpec", "VerificationSpec"]
 
 
 class SavepointsSpec(SettingsGroup):
@@ -35,6 +35,22 @@ class GarbageSpec(SettingsGroup):
     """Younger objects are not deleted, by Dagster and by `stillstate gc plan`."""
     deleted_share_max: float = Field(default=0.9, gt=0, le=1)
     """A plan that deletes a larger share of the objects, and more than a thousand, is stopped by its check."""
+    timeout_s: RunTimeoutS = 6 * 3600.0
+    """Dagster ends a run that takes longer."""
+
+
+class OutputSpec(SettingsGroup):
+    """Upkeep of what the job's sinks write: few large files, and old versions of tables go."""
+
+    schedule: Schedule = "off"
+    """When Dagster runs `compact_output_<job>`: `off`, `auto` (every night), or a cron line in UTC."""
+    target_mib: int = Field(default=128, ge=1, le=4096)
+    """Size of a new file."""
+    min_age_s: float = Field(default=3600.0, ge=60, le=366 * 86_400)
+    """Parquet: epochs that were published later are left alone."""
+    history_s: float = Field(default=5 * 86_400.0, ge=3600, le=10 * 366 * 86_400)
+    """Iceberg: snapshots that are older expire. A Delta table says itself how long it keeps files
+    (`delta.deletedFileRetentionDuration`)."""
     timeout_s: RunTimeoutS = 6 * 3600.0
     """Dagster ends a run that takes longer."""
 

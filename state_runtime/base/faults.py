@@ -13,8 +13,10 @@ import os
 import signal
 
 __all__ = [
+    "COMPACTION_KILL_POINTS",
     "DELTA_KILL_POINTS",
     "FOLD_KILL_POINTS",
+    "ICEBERG_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
     "KAFKA_KILL_POINTS",
     "KILL_POINTS",
@@ -53,12 +55,25 @@ RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retent
 # Of an epoch's output in a Delta table: its files have their names, and the table has them.
 DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
 
+# Of an epoch's output in an Iceberg table: its data files are there, and the table has them.
+ICEBERG_KILL_POINTS = ("iceberg-written", "iceberg-committed")
+
 # Of an epoch's output in a database: its transaction is about to be committed, and it is.
 SQL_KILL_POINTS = ("sql-written", "sql-committed")
 
 # Of an epoch's output in a Kafka topic: its transaction has begun, its records are there, its number too, and all is
 # committed.
 KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
+
+# Of a compaction of an output folder: its file waits, it was agreed on, the file has its name, an input is gone, and
+# all are.
+COMPACTION_KILL_POINTS = (
+    "compaction-staged",
+    "compaction-agreed",
+    "compaction-visible",
+    "compaction-input-removed",
+    "compaction-removed",
+)
 
 _passed: dict[str, int] = {}
 

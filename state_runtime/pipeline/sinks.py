@@ -10,43 +10,35 @@ duplicate. Published files belong to their readers: no start needs them (docs/de
 from __future__ import annotations
 
 import inspect
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base import faults
-from state_runtime.base.errors import CorruptData, InvalidConfiguration, MissingFile, UnsupportedFormat, UserCodeError
-from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.pipeline.commit_log import is_logged, log_epoch, newest_epoch, newest_files, stager_of
+from state_runtime.pipeline.compactions import finish_all
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, refuse_other_files
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import OUTPUTS_DIR
-from state_runtime.store import Created, Store, shared_store
+from state_runtime.store import Store, shared_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EpochInfo", "ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "move_all", "read_staged", "stager_of"]
+__all__ = ["EpochInfo", "ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "move_all", "read_staged"]
 
 EPOCH_COLUMN = "epoch"
 
-# Files that get their final name, or jobs that are looked at, in parallel: on an object store each takes a few
-# requests, one after the other.
+# Files that get their final name in parallel: on an object store each takes a few requests, one after the other.
 _AT_A_TIME = 16
-_LOG = logging.getLogger(__name__)
-_COMMITS_DIR = "_stillstate/commits"
-# Maximum number of jobs publishing in one folder that are looked at when another one begins to.
-_STAGERS_MAX = 64
 
 
 class Sink(ABC):
@@ -121,16 +113,6 @@ class Sink(ABC):
         """Remove files that only a repetition needed; called when a later manifest no longer names `output`."""
 
 
-@dataclass(frozen=True)
-class _SinkCommit:
-    """One entry of a Parquet sink's commit log."""
-
-    job: str
-    sink: str
-    epoch: int
-    files: tuple[StagedFile, ...]
-
-
 class ParquetSink(Sink):
     """Parquet files in one folder, exactly once.
 
@@ -203,12 +185,12 @@ class ParquetSink(Sink):
         """See `Sink.check_place`. For each job that has published here, the end of one file is read. For this job it is
         a pending file, if any: its commit log is long, and is listed once no other run is active."""
         store, mine = self._store(), pending[:1]
-        files = [*mine, *_newest_files(store, known={stager_of(file) for file in mine})]
+        files = [*mine, *newest_files(store, known={stager_of(file) for file in mine})]
         refuse_other_files(store, layout, files, where)
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
         """See `Sink.newest_published_epoch`. One listing of the commit log."""
-        return _newest_epoch(spec.store(), spec.staging_prefix.rpartition("/")[2])
+        return newest_epoch(spec.store(), spec.staging_prefix.rpartition("/")[2])
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Give every staged file its final name, several at a time, then record the epoch in the commit log.
@@ -222,7 +204,7 @@ class ParquetSink(Sink):
         missing = move_all(store, output.files)
         if missing is not None:
             # A newer run may have published it, and its readers may have removed the files since.
-            if _is_logged(spec, output):
+            if is_logged(spec.store(), spec.name, output):
                 return
             raise MissingFile(
                 f"sink {spec.name!r}: the snapshot names {missing.staged} in {store.url}, but neither it nor "
@@ -231,19 +213,19 @@ class ParquetSink(Sink):
                 "it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since "
                 "then is read again, and its output is written again under higher epoch numbers"
             )
-        entry = encode_document("sink-commit", _SinkCommit(_stager(output), spec.name, output.epoch, output.files))
-        if store.create(_entry_path(output), entry) is Created.LOST:
-            # The entry may also hold the same files but be written by another version of Stillstate.
-            _is_logged(spec, output)
+        log_epoch(store, spec.name, output)
 
     def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Ask the commit log first: files of a recorded epoch may have been moved on, compacted or removed."""
-        if output.files and not _is_logged(spec, output):
+        if output.files and not is_logged(spec.store(), spec.name, output):
             self.publish(spec, output, spark)
 
     def own(self, spec: SinkSpec, claimant: Claimant) -> int:
-        """See `Sink.own`: one job root stages below `staging_prefix`, see pipeline/output_owner.py."""
-        return own_output(spec.store(), spec.staging_prefix, claimant).since_term
+        """See `Sink.own`: one job root stages below `staging_prefix`, see pipeline/output_owner.py. Compactions whose
+        process has died are ended, too: until then readers may see rows of theirs twice."""
+        since_term = own_output(spec.store(), spec.staging_prefix, claimant).since_term
+        finish_all(spec.store())
+        return since_term
 
 
 def move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
@@ -265,66 +247,6 @@ def move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
         finally:
             pool.shutdown(cancel_futures=True)
     return missing
-
-
-def _newest_epoch(store: Store, stager: str) -> int:
-    """Return the highest epoch that the commit log has of one identity; 0 if it has none."""
-    stems = (name.removesuffix(".json") for name in store.list_names(f"{_COMMITS_DIR}/{stager}"))
-    return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
-
-
-def _newest_files(store: Store, known: Set[str]) -> list[StagedFile]:
-    """Return a file of the newest epoch of each identity that has published in a folder, without the known ones."""
-    stagers = [name for name in store.list_names(_COMMITS_DIR) if name not in known][:_STAGERS_MAX]
-    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="outputs") as pool:
-        found = list(pool.map(partial(_newest_file, store), stagers))
-    return [file for file in found if file is not None]
-
-
-def _newest_file(store: Store, stager: str) -> StagedFile | None:
-    epoch = _newest_epoch(store, stager)
-    path = f"{_COMMITS_DIR}/{stager}/{epoch:020d}.json"
-    try:
-        data = store.read(path, MANIFEST_BYTES_MAX) if epoch else b""
-        files = decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}").files if data else ()
-    except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
-        # The file is of another job or another version: no reason for this job not to start.
-        _LOG.info("what %s has published in %s is not looked at: %s", stager, store.url, error)
-        return None
-    return files[0] if files else None
-
-
-def _stager(output: StagedOutput) -> str:
-    """Return the identity under which output was staged. Its entry in the commit log has that name: after a claim or a
-    rename another job publishes it, and the first one may have begun to."""
-    return stager_of(output.files[0])
-
-
-def stager_of(file: StagedFile) -> str:
-    return file.staged.rsplit("/", 3)[-3]
-
-
-def _entry_path(output: StagedOutput) -> str:
-    return f"{_COMMITS_DIR}/{_stager(output)}/{output.epoch:020d}.json"
-
-
-def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
-    """Return whether the commit log says that output was published, even if its files are gone by now.
-
-    Raises:
-        MissingFile: it has other files for that epoch. CorruptManifest, UnsupportedFormat: it cannot be read.
-    """
-    store, path = spec.store(), _entry_path(output)
-    try:
-        data = store.read(path, MANIFEST_BYTES_MAX)
-    except FileNotFoundError:
-        return False
-    if decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}").files != output.files:
-        raise MissingFile(
-            f"sink {spec.name!r}: {path} in {store.url} was written with other files for epoch {output.epoch}; "
-            "two jobs with one identity write here. Give each job an output folder of its own"
-        )
-    return True
 
 
 @dataclass(frozen=True)
@@ -366,15 +288,7 @@ class ForeachEpoch(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """Stage below the job root: a repetition must deliver the same rows as the first call."""
-        return SinkSpec(
-            name=name,
-            store_url=root[0],
-            storage_options=root[1],
-            staging_prefix=f"{OUTPUTS_DIR}/{name}",
-            empty_epochs=self._empty_epochs,
-            job=job_name,
-            root_id=job_uid,
-        )
+        return SinkSpec.below_root(name, job_name, job_uid, root, name, empty_epochs=self._empty_epochs)
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Call the function.

@@ -19,6 +19,7 @@ from state_runtime.base.limits import MIB
 from state_runtime.pipeline.partitions import in_folders
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.manifest import StagedFile
+from state_runtime.snapshot.paths import OUTPUTS_DIR
 from state_runtime.state.text import broken_text, text_with_nul
 from state_runtime.store import Store, shared_store
 
@@ -60,6 +61,27 @@ class SinkSpec:
     job: str = ""
     root_id: str = ""
     is_for_sql: bool = False
+
+    @staticmethod
+    def below_root(
+        name: str, job_name: str, job_uid: str, root: tuple[str, Mapping[str, Any]], folder: str, **more: Any
+    ) -> SinkSpec:
+        """Return how tasks stage below the job root, for a target that has no place for files of ours.
+
+        Args:
+            root: URL and options of the job root.
+            folder: below its folder for outputs.
+            more: other fields.
+        """
+        return SinkSpec(
+            name=name,
+            store_url=root[0],
+            storage_options=root[1],
+            staging_prefix=f"{OUTPUTS_DIR}/{folder}",
+            job=job_name,
+            root_id=job_uid,
+            **more,
+        )
 
     def store(self) -> Store:
         """Return the store that contains the `staged` and `final` paths."""

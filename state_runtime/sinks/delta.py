@@ -7,8 +7,11 @@ See docs/delta.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -17,18 +20,21 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
-from state_runtime.pipeline.sinks import Sink, move_all, stager_of
+from state_runtime.pipeline.sinks import Sink, move_all
+from state_runtime.pipeline.staged_rows import lost_file, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.store import Store, shared_store
 
-__all__ = ["DeltaSink"]
+__all__ = ["DeltaSink", "small_files"]
 
 _AT_A_TIME = 16
 
@@ -179,19 +185,14 @@ class DeltaSink(Sink):
         self._make_table()  # before any file lies there: a folder with Parquet files and no log is somebody else's
         missing = move_all(store, output.files)
         if missing is not None:
-            raise self._lost(spec, output, missing)
+            raise lost_file(spec, output, missing, "the Delta table")
         with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="delta") as pool:
             files = list(pool.map(partial(_data_file, store), output.files))
         faults.reach("delta-moved")
         self._log.append(writer, output.epoch, files)
 
     def _merge(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
-        store = spec.store()
-        try:
-            tables = [pq.read_table(pa.BufferReader(store.read(f.staged, f.bytes))) for f in output.files]
-        except FileNotFoundError as error:
-            raise self._lost(spec, output, output.files[0]) from error
-        rows = last_of_each(pa.concat_tables(tables), self.merge_on)
+        rows = last_of_each(pa.concat_tables(staged_tables(spec, output, "the Delta table")), self.merge_on)
         removed = None
         if self.remove_where:
             rows, removed = without_removed(rows, self.remove_where)
@@ -204,19 +205,55 @@ class DeltaSink(Sink):
         if self.new_columns == "add":
             self._log.add_columns(list(columns))
 
-    def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
-        return MissingFile(
-            f"sink {spec.name!r}: the snapshot names {file.staged} in {self.table}, which is gone, and the Delta table "
-            f"does not have epoch {output.epoch}. Restore the file if it was removed. If it is lost, go back to the "
-            "snapshot before (--from-snapshot): the input since then is read again, and its output is written again "
-            "under higher epoch numbers"
+    def upkeep(self, how: OutputUpkeep, *, dry_run: bool) -> OutputWork | None:
+        """Write small files anew as larger ones, and delete files that the table keeps no longer; None if there is no
+        table. Each epoch stays there once: the commits of upkeep have none, and Delta keeps the epochs of all writers
+        when it cleans its log.
+
+        Args:
+            dry_run: only say what would be done.
+
+        Raises:
+            StoreUnavailable: other writers changed the same files each time; what is done is done.
+        """
+        sizes = self._log.sizes()
+        if sizes is None:
+            return None
+        small = small_files(sizes, how.target_bytes)
+        work = OutputWork(
+            place=self._store().url,
+            files=len(sizes),
+            bytes=sum(size for _, size in sizes),
+            inputs=sum(len(of) for of in small),
+            input_bytes=sum(map(sum, small)),
+            outputs=sum(-(-sum(of) // how.target_bytes) for of in small),
         )
+        if not dry_run:
+            done = self._log.compact(how.target_bytes) if small else {}
+            added, removed = (json.loads(done.get(key, "{}")) for key in ("filesAdded", "filesRemoved"))
+            work = replace(
+                work,
+                inputs=removed.get("totalFiles", 0),
+                input_bytes=removed.get("totalSize", 0),
+                outputs=added.get("totalFiles", 0),
+                output_bytes=added.get("totalSize", 0),
+            )
+        return replace(work, removed=len(self._log.vacuum(dry_run=dry_run)))
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
         """Delete the staged rows of a merge, which no repetition needs any more."""
         if self.merge_on:
             for file in output.files:
                 spec.store().delete(file.staged)
+
+
+def small_files(sizes: Iterable[tuple[str, int]], target_bytes: int) -> list[list[int]]:
+    """Return by folder the sizes of files below a target, where there are several."""
+    folders: defaultdict[str, list[int]] = defaultdict(list)
+    for path, size in sizes:
+        if size < target_bytes:
+            folders[path.rpartition("/")[0]].append(size)
+    return [found for found in folders.values() if len(found) > 1]
 
 
 def _writer(stager: str) -> str:

@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StoreUnavailable
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreUnavailable
 from state_runtime.pipeline.partitions import folder_values
 
 __all__ = ["DataFile", "DeltaLog", "statistics_of"]
@@ -29,6 +29,8 @@ __all__ = ["DataFile", "DeltaLog", "statistics_of"]
 _LOG = logging.getLogger(__name__)
 ATTEMPTS_MAX: Final = 30
 """With waits of up to two seconds: three other writers that commit all the time are outlasted."""
+UPKEEP_ATTEMPTS_MAX: Final = 3
+"""Each one may write files that no commit names."""
 _WAIT_S_MAX: Final = 2.0
 _OF_THE_STORE: Final = re.compile(
     r"generic (?!deltatable)\w+ error|object.?store|timed? ?out|connection", re.IGNORECASE
@@ -36,6 +38,9 @@ _OF_THE_STORE: Final = re.compile(
 """What deltalake says of a store that does not answer, where it does not raise an OSError."""
 _TEXT_MAX: Final = 32
 """Texts that are longer have no statistics, as in Delta's own writers, which cut them at this length."""
+
+
+_T = TypeVar("_T")
 
 
 class _Again(Exception):
@@ -168,6 +173,51 @@ class DeltaLog:
 
         return self._once(writer, version, commit)
 
+    def sizes(self) -> list[tuple[str, int]] | None:
+        """Return the files that readers see, with their bytes; None if there is no table."""
+        table = self._opened()
+        if table is None:
+            return None
+        with self._explained():
+            files = pa.table(table.get_add_actions(flatten=True))
+        return list(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+
+    def compact(self, target_bytes: int) -> Mapping[str, Any]:
+        """Write small files anew as larger ones, in one commit without an epoch; return deltalake's numbers. What a
+        crash leaves is no part of the table.
+
+        Raises:
+            StoreUnavailable: other writers changed the same files each time.
+        """
+
+        def attempt() -> Mapping[str, Any]:
+            table = self._needed()
+            # The next commit of an epoch looks at the table anew.
+            self._table = None
+            found: Mapping[str, Any] = table.optimize.compact(target_size=target_bytes)
+            return found
+
+        return self._retried(attempt, UPKEEP_ATTEMPTS_MAX)
+
+    def vacuum(self, *, dry_run: bool) -> list[str]:
+        """Delete files that were taken out of the table before the time for which it keeps them; return their names.
+
+        Files that the table's log does not name are left: they may be those of an epoch that is about to be committed.
+        """
+
+        def attempt() -> list[str]:
+            table = self._needed()
+            self._table = None
+            return list(table.vacuum(dry_run=dry_run))
+
+        return self._retried(attempt, UPKEEP_ATTEMPTS_MAX)
+
+    def _needed(self) -> Any:
+        table = self._opened()
+        if table is None:
+            raise InvalidPipeline(f"there is no Delta table {self._place} any more; a start of the job makes it")
+        return table
+
     def _once(self, writer: str, version: int, commit: Callable[[Any, Any], None]) -> bool:
         """Commit, unless the table has this version of the writer, or a later one.
 
@@ -178,29 +228,48 @@ class DeltaLog:
         properties = library.CommitProperties(
             max_commit_retries=0, app_transactions=[library.Transaction(writer, version)]
         )
+
+        def attempt() -> bool:
+            return self._attempt(writer, version, lambda table: commit(table, properties))
+
+        return self._retried(attempt, ATTEMPTS_MAX)
+
+    def _retried(self, act: Callable[[], _T], attempts_max: int) -> _T:
+        """Act, and again if another writer was faster, or if the answer did not come.
+
+        Raises:
+            StoreUnavailable: other writers, or the store, let no attempt through. InvalidPipeline: the table does not
+                take this.
+        """
         retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS_MAX),
+            stop=stop_after_attempt(attempts_max),
             wait=self._wait,
             retry=retry_if_exception_type(_Again),
             reraise=True,
         )
         try:
-            return bool(retrying(self._attempt, writer, version, lambda table: commit(table, properties)))
+            return retrying(lambda: self._tried(act))
         except _Again as error:
             raise StoreUnavailable(
-                f"the Delta table {self._place} took no commit in {ATTEMPTS_MAX} attempts: {error}. Nothing is lost: "
-                "start again; the output is staged and comes then"
+                f"the Delta table {self._place} took no commit in {attempts_max} attempts: {error}. Nothing is lost: "
+                "start again; output of a job is staged and comes then"
             ) from error
 
     def _attempt(self, writer: str, version: int, commit: Callable[[Any], None]) -> bool:
-        library = _library()
         # The commit is made at the version after the one that was seen, or fails: then it is looked at again. So the
         # first attempt may go by what the table was when it was looked at last.
         table = self._table or self._opened()
         if int(table.transaction_version(writer) or 0) >= version:
             return False
+        commit(table)
+        return True
+
+    def _tried(self, act: Callable[[], _T]) -> _T:
+        library = _library()
         try:
-            commit(table)
+            return act()
+        except StillstateError:
+            raise  # it says what it is already; one that passes is an OSError, too
         except (library.exceptions.CommitFailedError, OSError) as error:
             _LOG.info("a commit to the Delta table %s is tried again: %s", self._place, error)
             self._table = None
@@ -214,7 +283,6 @@ class DeltaLog:
                 f"the Delta table {self._place} does not take the rows: {_first_line(error)}. What is staged stays, "
                 "and comes when the table, or the code, is put right and the job is started"
             ) from error
-        return True
 
     def _opened(self) -> Any:
         """Return the table at its newest version; None if there is none."""

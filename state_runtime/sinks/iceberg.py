@@ -6,24 +6,25 @@ table, or merges them by key, and one commit makes them part of it and says whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from state_runtime.base import faults
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant, own_output
-from state_runtime.pipeline.sinks import Sink, stager_of
+from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
+from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.staged_rows import staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.iceberg_catalog import CatalogAddress
 from state_runtime.sinks.iceberg_log import IcebergLog
 from state_runtime.sinks.iceberg_types import columns_for, misfits
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import OUTPUTS_DIR
 
 __all__ = ["IcebergSink"]
 
@@ -99,15 +100,7 @@ class IcebergSink(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """See `Sink.spec`. Rows are staged below the job root, in a folder that says who writes them."""
-        return SinkSpec(
-            name=name,
-            store_url=root[0],
-            storage_options=root[1],
-            staging_prefix=f"{OUTPUTS_DIR}/{job_uid}-{name}",
-            epoch_column=self.epoch_column,
-            job=job_name,
-            root_id=job_uid,
-        )
+        return SinkSpec.below_root(name, job_name, job_uid, root, f"{job_uid}-{name}", epoch_column=self.epoch_column)
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """See `Sink.check`."""
@@ -174,35 +167,34 @@ class IcebergSink(Sink):
         if self._log.version_of(writer) >= output.epoch:
             return
         self._make_table()
+        target = f"the Iceberg table {self._log.place}"
         if not self.merge_on:
-            self._log.append(writer, output.epoch, lambda: self._tables(spec, output))
+            self._log.append(writer, output.epoch, lambda: staged_tables(spec, output, target))
         else:
-            rows, removed = last_of_each(pa.concat_tables(self._tables(spec, output)), self.merge_on), None
+            rows, removed = last_of_each(pa.concat_tables(staged_tables(spec, output, target)), self.merge_on), None
             if self.remove_where:
                 rows, removed = without_removed(rows, self.remove_where)
             self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
         faults.reach("iceberg-committed")
 
+    def upkeep(self, how: OutputUpkeep, now_ms: int, *, dry_run: bool) -> OutputWork | None:
+        """Let old snapshots expire, and delete the files that only they had; None if there is no table. Which epoch is
+        there is a property of the table, which stays.
+
+        Args:
+            dry_run: only say what would be done.
+
+        Raises:
+            StoreUnavailable: other writers, or the catalog, let no attempt through.
+        """
+        sizes = self._log.sizes()
+        if sizes is None:
+            return None
+        expired, removed = self._log.expire(now_ms - int(how.history_s * 1000), dry_run=dry_run)
+        return OutputWork(place=self._log.place, files=len(sizes), bytes=sum(sizes), removed=removed, expired=expired)
+
     def _make_table(self) -> None:
         self._log.make(self._columns, self.partition_by, add_columns=self.new_columns == "add")
-
-    def _tables(self, spec: SinkSpec, output: StagedOutput) -> Iterator[pa.Table]:
-        """Yield an epoch's rows, file by file: those that are appended need not be in memory together."""
-        store = spec.store()
-        for file in output.files:
-            try:
-                data = store.read(file.staged, file.bytes)
-            except FileNotFoundError as error:
-                raise self._lost(spec, output, file) from error
-            yield pq.read_table(pa.BufferReader(data))
-
-    def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
-        return MissingFile(
-            f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and the "
-            f"Iceberg table {self._log.place} does not have epoch {output.epoch}. Restore the file from a copy of the "
-            "job root if it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input "
-            "since then is read again, and its output is written again under higher epoch numbers"
-        )
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
         """Delete staged rows, which are in the table and which no start will write again."""

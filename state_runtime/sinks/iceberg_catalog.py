@@ -78,6 +78,7 @@ def iceberg_library() -> Any:
         import pyiceberg.exceptions
         import pyiceberg.expressions
         import pyiceberg.io.pyarrow
+        import pyiceberg.manifest
         import pyiceberg.table
     except ImportError as error:
         raise InvalidConfiguration(

@@ -20,6 +20,7 @@ from state_runtime.base.errors import CorruptData, InvalidPipeline, StoreUnavail
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.sinks.iceberg_catalog import CatalogAddress, iceberg_library
 from state_runtime.sinks.iceberg_rows import append_files, merge_files
+from state_runtime.sinks.iceberg_upkeep import expired_ids, files_of, without_needed
 from state_runtime.store import Created
 
 __all__ = ["IcebergLog"]
@@ -158,6 +159,46 @@ class IcebergLog:
                     snapshot.append_data_file(file)
 
         return self._once(writer, version, change)
+
+    def sizes(self) -> list[int] | None:
+        """Return the bytes of the data files that readers see; None if there is no table."""
+        table = self._opened()
+        if table is None:
+            return None
+        with self._explained():
+            return [task.file.file_size_in_bytes for task in table.scan().plan_files()]
+
+    def expire(self, before_ms: int, *, dry_run: bool) -> tuple[int, int]:
+        """Let snapshots expire that are older, and delete the files that only they had; return how many of each. A
+        crash behind the commit leaves files that nobody names, until orphan files are removed.
+
+        Args:
+            dry_run: change nothing.
+        """
+
+        def attempt() -> tuple[list[int], set[str]]:
+            table = self._needed()
+            ids = expired_ids(table, before_ms)
+            files = files_of(table, ids) if ids else set()
+            if ids and not dry_run:
+                self._table = None
+                table.maintenance.expire_snapshots().by_ids(ids).commit()
+            return ids, files
+
+        ids, files = self._retried(attempt)
+        if ids and not dry_run:
+            # Once more by what the table is now: somebody may have put a file back into it meanwhile.
+            files = self._retried(lambda: without_needed(self._needed(), files))
+            self._retried(lambda: self._delete(files))
+        return len(ids), len(files)
+
+    def _delete(self, files: Iterable[str]) -> None:
+        io = self._needed().io
+        for file in files:
+            try:
+                io.delete(file)
+            except FileNotFoundError:
+                _LOG.info("%s of the Iceberg table %s was deleted already", file, self.place)
 
     def create(self, path: str, body: bytes) -> Created:
         """Create a document of an owner, if there is none of that name: a property, with a snapshot without rows."""

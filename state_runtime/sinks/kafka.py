@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from state_runtime.base.errors import InvalidConfiguration, MissingFile
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant
 from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.staged_rows import lost_file
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.kafka_access import KafkaAccess
 from state_runtime.sinks.kafka_log import EpochMark, KafkaLog, WhenUnknown
 from state_runtime.sinks.kafka_records import Record, RecordFormat
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import OUTPUTS_DIR
 
 __all__ = ["KafkaSink"]
 
@@ -102,14 +102,7 @@ class KafkaSink(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """See `Sink.spec`: stage below the job root."""
-        return SinkSpec(
-            name=name,
-            store_url=root[0],
-            storage_options=root[1],
-            staging_prefix=f"{OUTPUTS_DIR}/{name}",
-            job=job_name,
-            root_id=job_uid,
-        )
+        return SinkSpec.below_root(name, job_name, job_uid, root, name)
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """See `Sink.check`."""
@@ -183,12 +176,7 @@ class KafkaSink(Sink):
             try:
                 data = store.read(file.staged, file.bytes)
             except FileNotFoundError as error:
-                raise MissingFile(
-                    f"sink {spec.name!r}: the snapshot names {file.staged} in {store.url}, which is gone, and the "
-                    f"Kafka topic {self.topic!r} does not have epoch {output.epoch}. Restore the file from a copy of "
-                    "the job root, with its folder. If it is lost, go back to the snapshot before (--from-snapshot): "
-                    "the input since then is read again, and its output is written again under higher epoch numbers"
-                ) from error
+                raise lost_file(spec, output, file, f"the Kafka topic {self.topic!r}") from error
             for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(_BATCH_ROWS):
                 yield from self._format.records(batch)
 

@@ -6,17 +6,19 @@ them by key, and one transaction says which epoch that was. See docs/postgres.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base import faults
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, MissingFile
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
+from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
-from state_runtime.pipeline.sinks import Sink, stager_of
+from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.staged_rows import lost_file, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.sinks.sql_address import Address
@@ -24,7 +26,6 @@ from state_runtime.sinks.sql_owners import SqlOwners
 from state_runtime.sinks.sql_table import SqlTable, Write
 from state_runtime.sinks.sql_types import check_types, misfits
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.snapshot.paths import OUTPUTS_DIR
 
 __all__ = ["SqlSink"]
 
@@ -87,15 +88,8 @@ class SqlSink(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """See `Sink.spec`. Rows are staged below the job root, in a folder that says who writes them."""
-        return SinkSpec(
-            name=name,
-            store_url=root[0],
-            storage_options=root[1],
-            staging_prefix=f"{OUTPUTS_DIR}/{job_uid}-{name}",
-            epoch_column=self.epoch_column,
-            job=job_name,
-            root_id=job_uid,
-            is_for_sql=True,
+        return SinkSpec.below_root(
+            name, job_name, job_uid, root, f"{job_uid}-{name}", epoch_column=self.epoch_column, is_for_sql=True
         )
 
     def check(self, schema: pa.Schema, where: str) -> None:
@@ -163,10 +157,14 @@ class SqlSink(Sink):
         self._table.write(writer, output.epoch, self._what(spec, output))
         faults.reach("sql-committed")
 
+    @property
+    def _target(self) -> str:
+        return f"the table {self._table.place}"
+
     def _what(self, spec: SinkSpec, output: StagedOutput) -> Write:
         if not self.merge_on:
-            return Write(lambda: self._tables(spec, output), self._names(spec, output))
-        rows, removed = last_of_each(pa.concat_tables(self._tables(spec, output)), self.merge_on), None
+            return Write(lambda: staged_tables(spec, output, self._target), self._names(spec, output))
+        rows, removed = last_of_each(pa.concat_tables(staged_tables(spec, output, self._target)), self.merge_on), None
         if self.remove_where:
             rows, removed = without_removed(rows, self.remove_where)
         return Write(lambda: [rows], rows.column_names, self.merge_on, removed)
@@ -177,26 +175,8 @@ class SqlSink(Sink):
         try:
             footer = footer_of(spec.store(), first.staged, first.bytes)
         except FileNotFoundError as error:
-            raise self._lost(spec, output, first) from error
+            raise lost_file(spec, output, first, self._target) from error
         return list(pq.read_schema(pa.BufferReader(footer)).names)
-
-    def _tables(self, spec: SinkSpec, output: StagedOutput) -> Iterator[pa.Table]:
-        """Yield an epoch's rows, file by file: those that are appended need not be in memory together."""
-        store = spec.store()
-        for file in output.files:
-            try:
-                data = store.read(file.staged, file.bytes)
-            except FileNotFoundError as error:
-                raise self._lost(spec, output, file) from error
-            yield pq.read_table(pa.BufferReader(data))
-
-    def _lost(self, spec: SinkSpec, output: StagedOutput, file: StagedFile) -> MissingFile:
-        return MissingFile(
-            f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and the table "
-            f"{self._table.place} does not have epoch {output.epoch}. Restore the file from a copy of the job root if "
-            "it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since then is "
-            "read again, and its output is written again under higher epoch numbers"
-        )
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
         """Delete staged rows, which are in the table and which no start will write again."""

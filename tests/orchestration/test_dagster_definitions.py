@@ -40,7 +40,18 @@ def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]
         str(write_config("flights", "plane-delays")),
     )
     assert done.returncode == 0, done.stderr
-    for action in ("start", "stop", "recover", "materialize", "savepoint", "retain", "collect", "verify", "drill"):
+    for action in (
+        "start",
+        "stop",
+        "recover",
+        "materialize",
+        "savepoint",
+        "retain",
+        "collect",
+        "compact_output",
+        "verify",
+        "drill",
+    ):
         assert f"'{action}_flights', '{action}_plane_delays'" in done.stdout
     assert done.stdout.strip().endswith("[]")
 
@@ -65,6 +76,7 @@ def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable
         "deleted_snapshots",
         "garbage",
         "collected_garbage",
+        "compacted_output",
     )
     of_jobs = {f"{job}/{thing}" for job in ("flights", "plane-delays") for thing in of_a_job}
     assert keys == {"stillstate/overview", *of_jobs}

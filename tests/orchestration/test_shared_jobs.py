@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STREAM_TAGS = {f"stillstate/{name}" for name in ("materialize", "savepoint", "upkeep")}
 SHARED = "dagster: {jobs: shared}"
 ACTIONS = {"start", "stop", "recover", "migrate", "rollback"}
-ACTIONS |= {"materialize", "savepoint", "retain", "collect", "verify", "drill"}
+ACTIONS |= {"materialize", "savepoint", "retain", "collect", "compact_output", "verify", "drill"}
 
 
 def config(op: str, **fields: Any) -> dict[str, Any]:
@@ -127,6 +127,7 @@ def test_the_stream_is_the_one_of_the_configuration_or_of_the_selected_asset(
         ("savepoint", "savepoint_stream"),
         ("retain", "retain_stream"),
         ("collect", "collect_stream"),
+        ("compact_output", "compact_output_stream"),
         ("verify", "verify_stream"),
         ("drill", "drill_stream"),
     ],
@@ -152,6 +153,7 @@ def test_a_run_that_a_person_launched_gets_the_tag_by_which_the_queue_counts(
     for name, op, tag in (
         ("savepoint", "savepoint_stream", "stillstate/savepoint"),
         ("collect", "collect_stream", "stillstate/upkeep"),
+        ("compact_output", "compact_output_stream", "stillstate/upkeep"),
         ("start", "start_driver", "stillstate/job"),
         ("stop", "stop_driver", "stillstate/job"),
         ("recover", "recover_driver", "stillstate/job"),
@@ -285,7 +287,7 @@ def test_dagsters_scheduler_makes_of_each_request_a_run_of_that_streams_assets_a
     extra = (
         "materialization: {by: dagster, schedule: 5 4 * * *}\nsavepoints: {schedule: 5 4 * * *}\n"
         "retention: {schedule: 5 4 * * *}\ngarbage: {schedule: 'off'}\n"
-        "verification: {full: 5 4 * * *, sample: 'off'}\ndrill: {schedule: 5 4 * * *}"
+        "verification: {full: 5 4 * * *, sample: 'off'}\ndrill: {schedule: 5 4 * * *}\noutput: {schedule: 5 4 * * *}"
     )
     monkeypatch.setenv("STILLSTATE_CONFIG", str(write_config("flights", "trains", house=SHARED, extra=extra)))
     target = ModuleTarget("stillstate.orchestration.definitions", "defs", str(ROOT), "stillstate")
@@ -317,6 +319,7 @@ def test_dagsters_scheduler_makes_of_each_request_a_run_of_that_streams_assets_a
         assert made.pop(("savepoint", name)) == {f"{name}/savepoints"}
         things = {"retained_snapshots", "deleted_snapshots", "retained_snapshots:retention_plan_is_safe"}
         assert made.pop(("retain", name)) == {f"{name}/{thing}" for thing in things}
+        assert made.pop(("compact_output", name)) == {f"{name}/compacted_output"}
         assert made.pop(("verify", name)) == {f"{name}/checkpoints:intact"}
         assert made.pop(("drill", name)) == {f"{name}/checkpoints:restorable"}
     assert made == {}

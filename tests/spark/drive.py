@@ -1,4 +1,4 @@
-"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover] [--delta | --sql | --kafka=SERVERS] [NAME=NUMBER …]`."""
+"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover] [--delta | --iceberg | --sql | --kafka=SERVERS] [NAME=NUMBER …]`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from state_runtime import build_session
 from state_runtime.base.errors import StillstateError
+from state_runtime.pipeline.sinks import Sink
 
-from .jobs import delta_sinks, kafka_sinks, sql_sinks, two_step_job
+from .jobs import delta_sinks, iceberg_sinks, kafka_sinks, sql_sinks, two_step_job
 
 
 def main() -> int:
@@ -22,9 +23,7 @@ def main() -> int:
     given = [a.partition("=") for a in sys.argv[2:] if "=" in a]
     changes = {name: int(value) for name, _, value in given if not name.startswith("--")}
     servers = next((value for name, _, value in given if name == "--kafka"), "")
-    sinks = sql_sinks() if "--sql" in sys.argv else None
-    sinks = delta_sinks(root) if "--delta" in sys.argv else kafka_sinks(servers) if servers else sinks
-    job = two_step_job(root, local_dir=str(local), sinks=sinks, **changes)
+    job = two_step_job(root, local_dir=str(local), sinks=sinks_of(root, servers), **changes)
     try:
         result = job.run(
             spark,
@@ -37,6 +36,17 @@ def main() -> int:
         return error.exit_code
     print(f"{result.state} {result.last_snapshot_id}", flush=True)
     return 0
+
+
+def sinks_of(root: Path, servers: str) -> tuple[Sink, Sink] | None:
+    """The sinks that the command line names; None: Parquet."""
+    if "--delta" in sys.argv:
+        return delta_sinks(root)
+    if "--iceberg" in sys.argv:
+        return iceberg_sinks(root)
+    if servers:
+        return kafka_sinks(servers)
+    return sql_sinks() if "--sql" in sys.argv else None
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import (
     DELTA_KILL_POINTS,
+    ICEBERG_KILL_POINTS,
     INTERVAL_KILL_POINTS,
     KAFKA_KILL_POINTS,
     KILL_POINTS,
@@ -39,6 +40,7 @@ from .jobs import (
     DATABASE_ENV,
     assert_delta_equals_batch,
     assert_equals_batch,
+    assert_iceberg_equals_batch,
     assert_kafka_equals_batch,
     assert_sql_equals_batch,
     write_input,
@@ -165,6 +167,29 @@ def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
         code, lines = drivers[-1].end()
         assert code == 0, f"{point}: {lines}"
         assert_delta_equals_batch(spark, tmp_path)
+
+
+def test_every_crash_of_a_job_that_writes_iceberg_tables_is_repaired(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Appended rows and merged ones, whatever of an epoch was in the table when its driver died. A start makes a commit
+    for each table, too: whose it is."""
+    files = 0
+    points = [
+        *("before-manifest", "manifest-written", "before-publish", "published"),
+        *(f"{point}:{passage}" for point in ICEBERG_KILL_POINTS for passage in (1, 2, 3)),  # two passages an epoch
+    ]
+    for number, point in enumerate(points):
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
+        drivers.append(Driver(tmp_path, "--iceberg", "parallelism=3", kill_at=kill_at))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, "--iceberg"))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_iceberg_equals_batch(spark, tmp_path)
 
 
 @pytest.mark.servers

@@ -1,4 +1,4 @@
-"""`materialize`, `savepoint`, `retain` and `collect` of any stream: one op each, with the assets of all streams."""
+"""`materialize`, `savepoint`, `retain`, `collect` and `compact_output` of any stream: one op each, with the assets of all streams."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,16 +8,17 @@ import dagster as dg
 from state_runtime.maintenance.plans import Kind
 from stillstate.assets.mount import Mount
 from stillstate.assets.specs import materialized_spec
-from stillstate.assets.upkeep import applied_spec, planned_spec, savepoints_spec
+from stillstate.assets.upkeep import applied_spec, compacted_spec, planned_spec, savepoints_spec
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, PlanConfig, apply_plan, check_plan, plan_stream, safe_spec
 from stillstate.orchestration.jobs.driver import tag_run, typed_failures
 from stillstate.orchestration.jobs.materialize import MaterializeConfig, materialization_of_stream
+from stillstate.orchestration.jobs.output import ACTION, compact_stream
 from stillstate.orchestration.jobs.savepoints import SavepointConfig, savepoint_stream
 from stillstate.orchestration.jobs.shared.stream import chosen
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 
-__all__ = ["build_deletions", "build_materializations", "build_savepoints"]
+__all__ = ["build_deletions", "build_materializations", "build_outputs", "build_savepoints"]
 
 Made = Iterator[dg.MaterializeResult[None]]
 
@@ -34,6 +35,16 @@ class MaterializeStreamConfig(MaterializeConfig):
 
 class SavepointStreamConfig(SavepointConfig):
     """Which stream, and what to make.
+
+    Attributes:
+        stream: its name; empty: the one whose asset was selected.
+    """
+
+    stream: str = ""
+
+
+class OutputConfig(dg.Config):
+    """Which stream.
 
     Attributes:
         stream: its name; empty: the one whose asset was selected.
@@ -88,6 +99,24 @@ def build_savepoints(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefiniti
         yield from savepoint_stream(context, mount, name, config)
 
     return savepoints
+
+
+def build_outputs(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
+    """Build the compacted output of all streams."""
+    names = {mount.compacted(job.name): job.name for job in jobs}
+
+    @dg.multi_asset(
+        name=mount.name(ACTION, "stream"),
+        specs=[compacted_spec(mount, job) for job in jobs],
+        can_subset=True,
+        required_resource_keys={mount.resource},
+    )
+    def outputs(context: dg.AssetExecutionContext, config: OutputConfig) -> Made:
+        name = _stream(context, config.stream, names)
+        tag_run(context, UPKEEP_TAG, mount.tag(name))
+        yield from compact_stream(context, mount, name)
+
+    return outputs
 
 
 def build_deletions(mount: Mount, jobs: Sequence[JobSpec], kind: Kind) -> dg.AssetsDefinition:

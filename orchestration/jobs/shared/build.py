@@ -12,7 +12,13 @@ from stillstate.orchestration.config.schedules import Period, cron_of, is_due
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, DELETION_TEXTS, safe_spec
 from stillstate.orchestration.jobs.materialize import materialization_tags
-from stillstate.orchestration.jobs.shared.assets import build_deletions, build_materializations, build_savepoints
+from stillstate.orchestration.jobs.output import ACTION, OUTPUT_TEXT
+from stillstate.orchestration.jobs.shared.assets import (
+    build_deletions,
+    build_materializations,
+    build_outputs,
+    build_savepoints,
+)
 from stillstate.orchestration.jobs.shared.checks import build_drills, build_look_checks, build_verifications
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 from stillstate.orchestration.jobs.upkeep import upkeep_tags
@@ -60,12 +66,14 @@ def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
     """Build the shared jobs; a run of each is about one stream, and takes that stream's slot among runs."""
     folds, savepoints = build_materializations(mount, jobs), build_savepoints(mount, jobs)
     retained, garbage = build_deletions(mount, jobs, "retention"), build_deletions(mount, jobs, "gc")
+    outputs = build_outputs(mount, jobs)
     intact, restorable = build_verifications(mount, jobs), build_drills(mount, jobs)
     works = [
         _materialize_work(mount, folds),
         _savepoint_work(mount, savepoints),
         _deletion_work(mount, retained, "retention"),
         _deletion_work(mount, garbage, "gc"),
+        _output_work(mount, outputs),
         _verify_work(intact),
         _drill_work(restorable),
     ]
@@ -75,7 +83,7 @@ def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
         materialize_op=folds.op.name,
         fold=fold,
         upkeep=list(made.values()),
-        assets=[folds, savepoints, retained, garbage],
+        assets=[folds, savepoints, retained, garbage, outputs],
         checks=[*build_look_checks(mount, jobs), intact, restorable],
         schedules=[s for w in works for s in _schedules(mount, w, {"materialize": fold, **made}[w.action], jobs)],
     )
@@ -124,6 +132,20 @@ def _deletion_work(mount: Mount, deletions: dg.AssetsDefinition, kind: Kind) -> 
         targets=lambda name: [mount.planned(name, kind), mount.applied(name, kind)],
         checks=lambda name: [safe_spec(mount, name, kind).key],
         times=[("", lambda job: str(section(job).schedule), "night" if kind == "retention" else "six_hours", {})],
+    )
+
+
+def _output_work(mount: Mount, outputs: dg.AssetsDefinition) -> _Work:
+    return _Work(
+        action=ACTION,
+        node=outputs.op.name,
+        selection=dg.AssetSelection.assets(outputs).without_checks(),
+        description=OUTPUT_TEXT.format("a stream"),
+        tag=UPKEEP_TAG,
+        tags=lambda timeout_s: upkeep_tags(ACTION, timeout_s),
+        timeout_s=lambda job: job.output.timeout_s,
+        targets=lambda name: [mount.compacted(name)],
+        times=[("", lambda job: job.output.schedule, "night", {})],
     )
 
 

@@ -23,10 +23,12 @@ from state_runtime.base.errors import InvalidConfiguration, JobNotFound, Missing
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.driver.start_position import StartPosition
 from state_runtime.pipeline import sinks, staging
+from state_runtime.pipeline.commit_log import SinkCommit
 from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
 from state_runtime.pipeline.staged import StagedFiles, staged_outputs
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import manifest_path, named_for, segment_path
 from state_runtime.snapshot.term_files import claim_term
@@ -462,8 +464,8 @@ def test_an_entry_that_another_version_wrote_is_the_same_entry(
     output = stage(spec, 7, [("a", 1)])
     sink.publish(spec, output, None)
     (path,) = (tmp_path / "out/_stillstate/commits").glob("*/*.json")
-    entry = sinks.decode_document("sink-commit", sinks._SinkCommit, path.read_bytes(), "here")
-    path.write_bytes(sinks.encode_document("sink-commit", entry, 3))
+    entry = decode_document("sink-commit", SinkCommit, path.read_bytes(), "here")
+    path.write_bytes(encode_document("sink-commit", entry, 3))
     (sink.publish_again if again else sink.publish)(spec, output, None)
     assert visible(tmp_path) == [("a", 1, 7)]
 

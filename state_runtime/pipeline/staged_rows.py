@@ -1,0 +1,42 @@
+"""What tasks staged for a sink, read back by the driver: for targets that take rows and not files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_runtime.base.errors import MissingFile
+from state_runtime.pipeline.staging import SinkSpec
+from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+
+__all__ = ["lost_file", "staged_tables"]
+
+
+def staged_tables(spec: SinkSpec, output: StagedOutput, target: str) -> Iterator[pa.Table]:
+    """Yield an epoch's rows, file by file: those that are appended need not be in memory together.
+
+    Args:
+        target: that the rows are for, for the message.
+
+    Raises:
+        MissingFile: a staged file is gone.
+    """
+    store = spec.store()
+    for file in output.files:
+        try:
+            data = store.read(file.staged, file.bytes)
+        except FileNotFoundError as error:
+            raise lost_file(spec, output, file, target) from error
+        yield pq.read_table(pa.BufferReader(data))
+
+
+def lost_file(spec: SinkSpec, output: StagedOutput, file: StagedFile, target: str) -> MissingFile:
+    """Return the error for a staged file that is gone before its rows are in the target."""
+    return MissingFile(
+        f"sink {spec.name!r}: the snapshot names {file.staged} in {spec.store().url}, which is gone, and {target} does "
+        f"not have epoch {output.epoch}. Restore the file from a copy if it was removed. If it is lost, go back to the "
+        "snapshot before (--from-snapshot): the input since then is read again, and its output is written again under "
+        "higher epoch numbers"
+    )
