@@ -38,11 +38,11 @@ from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.pipeline.output_owner import Claimant
-from state_runtime.pipeline.publication_log import is_published, record_published
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, ShardFilesEntry, StagedOutput
+from state_runtime.snapshot.publication_log import is_published, record_published
 from state_runtime.snapshot.shard_files import bottom_is_of_shape
 from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement

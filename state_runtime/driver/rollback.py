@@ -27,7 +27,7 @@ from state_runtime.maintenance.copy.objects import CopyProgress, NeededObject, n
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.fencing import open_run, refuse_if_live
+from state_runtime.snapshot.fencing import open_run, refuse_if_live, refuse_undelivered
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.lineage import check_belongs
@@ -83,7 +83,7 @@ def plan_rollback(
     Raises:
         JobNotFound, MissingSnapshot, SnapshotExpired: there is no such job or snapshot.
         JobAlreadyRunning: a run seems alive. SnapshotInUse: another job claims the job's root, or the place.
-        InvalidConfiguration: the place is of another job, or has another history.
+        InvalidConfiguration: the place is of another job, or has another history; or see `refuse_undelivered`.
         CorruptData, UnsupportedFormat: the content cannot be read.
     """
     root, info = catalog.root, catalog.job_info()
@@ -116,6 +116,7 @@ def plan_rollback(
         if where.snapshot_id is None:
             raise InvalidConfiguration(f"{place} is the job itself; say which of its snapshots: @<id>")
         opened = open_snapshot(root, where.snapshot_id, catalog.clock)
+        refuse_undelivered(catalog, opened.manifest, newest)
         return RollbackPlan(place=str(opened.place), target=opened.manifest, newest=newest, source=None)
     opened = open_snapshot(source_root, where.snapshot_id, catalog.clock)
     target = past_of(catalog, opened, newest)

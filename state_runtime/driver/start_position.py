@@ -49,7 +49,6 @@ from state_runtime.driver.go_back import bringing, brought_content, past_of
 from state_runtime.driver.integrity import newest_intact, newest_intact_savepoint, refuse_cut_copy
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.maintenance.delete.claimed import ClaimEnding
-from state_runtime.pipeline.publication_log import is_published
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
 from state_runtime.snapshot.commit import Committer
@@ -63,6 +62,7 @@ from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import read_pins
+from state_runtime.snapshot.publication_log import is_published
 from state_runtime.snapshot.savepoint_record import read_record, read_savepoint
 from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import Store, open_store

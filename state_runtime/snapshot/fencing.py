@@ -31,7 +31,15 @@ import psutil
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock, time_text
-from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
+from state_runtime.base.errors import (
+    CorruptManifest,
+    Fenced,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    MissingSnapshot,
+    Unavailable,
+    UnsupportedFormat,
+)
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
 from state_runtime.base.process_space import is_our_space
@@ -43,14 +51,15 @@ from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.expiry_boundary import leave_mark, remove_older_marks
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
-from state_runtime.snapshot.lineage import check_belongs, gone_back
+from state_runtime.snapshot.lineage import check_belongs, gone_back, undelivered_outputs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.ownership import Ownership
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.snapshot.publication_log import is_published
 from state_runtime.snapshot.term_files import RunStatus, Term, claim_term
 from state_runtime.store import Store
 
-__all__ = ["live_run", "open_job_root", "open_run", "refuse_if_live"]
+__all__ = ["live_run", "open_job_root", "open_run", "refuse_if_live", "refuse_undelivered"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -175,6 +184,7 @@ def open_run(
         CorruptManifest, UnsupportedFormat: the newest snapshot cannot be read, and no older one was named. Nothing is
             overwritten, and no older one is used.
         MissingSnapshot: there is no snapshot `back_to`.
+        InvalidConfiguration: see `refuse_undelivered`.
     """
 
     # The content is read before the term is claimed, so that a damaged root costs nothing.
@@ -212,7 +222,10 @@ def open_run(
         follows_ms = last.created_at_ms
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
-        content = gone_back(target, last) if target is not None else last
+        content = last
+        if target is not None:
+            refuse_undelivered(catalog, target, last)
+            content = gone_back(target, last, is_delivered=is_published(catalog.root, last.outputs))
         if decide is not None:
             # Here and not before: an older run may have committed since the caller looked. So the caller must decide on
             # the content of exactly this proposal.
@@ -235,6 +248,33 @@ def open_run(
     _refuse_removed(catalog.root, info, term)
     _tidy_marks(catalog.root, term)
     return Committer(catalog.root, info, term, fencing, actor, boundary, follows_ms)
+
+
+def refuse_undelivered(catalog: Catalog, target: Manifest, newest: Manifest) -> None:
+    """Refuse to go back to a snapshot of a history that was left, if its output may not have been published then.
+
+    Sinks publish epochs in their order: they have newer ones by now, and would pass over it without a word.
+
+    Raises:
+        InvalidConfiguration: nothing was changed.
+    """
+
+    def read(snapshot_id: int) -> Manifest | None:
+        try:
+            return catalog.manifest(snapshot_id)
+        except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
+            return None
+
+    lost = undelivered_outputs(target, newest, read)
+    if lost:
+        epochs = sorted({output.epoch for output in lost})
+        raise InvalidConfiguration(
+            f"snapshot {target.snapshot_id} of job {catalog.job!r} names output of sink "
+            f"{', '.join(sorted({repr(output.sink) for output in lost}))} (epochs {epochs[0]} to {epochs[-1]}) that may "
+            "not have been published when the job went back from there, and cannot be any more: the sinks have newer "
+            "epochs. Go back to a snapshot before it: the input since then is read again, and its output is written "
+            "under new epoch numbers"
+        )
 
 
 def _refuse_removed(root: Store, info: JobInfo, run: Term) -> None:

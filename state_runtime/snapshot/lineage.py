@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 from state_runtime.base.errors import JobRootMismatch
@@ -17,18 +18,21 @@ from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput, format_of
 from state_runtime.snapshot.paths import manifest_path
 
-__all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over"]
+__all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over", "undelivered_outputs"]
 
 _EPOCHS_PER_LOST_SNAPSHOT = 1 << 20
 """More epochs than one checkpoint ends: one epoch a second for twelve days. List elements are ordered by 36 bits of an
 epoch, so tens of thousands of lost snapshots fit."""
 
 
-def gone_back(target: Manifest, newest: Manifest) -> Manifest:
+def gone_back(target: Manifest, newest: Manifest, *, is_delivered: bool = True) -> Manifest:
     """Return the content of an older snapshot as the successor of the newest one.
 
     Epochs count on from the newest, so that output under an old number is never written with other rows. Output that
     was published since then stays.
+
+    Args:
+        is_delivered: whether all output that the newest one names is published.
     """
     if (target.snapshot_id, target.commit_id) == (newest.snapshot_id, newest.commit_id):
         return newest
@@ -38,10 +42,35 @@ def gone_back(target: Manifest, newest: Manifest) -> Manifest:
         target,
         epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
         outputs=pending_outputs(target, newest),
+        undelivered=_left_undelivered(target, newest, is_delivered),
         # The abandoned ranges of the target are before it. They stay abandoned from here too, and nothing else before
         # the target is.
         abandoned=(*target.abandoned, *left),
     )
+
+
+def _left_undelivered(target: Manifest, newest: Manifest, is_delivered: bool) -> tuple[int, ...]:
+    left = any(output.files and output not in target.outputs for output in newest.outputs)
+    return tuple(sorted({*newest.undelivered, *([newest.snapshot_id] if left and not is_delivered else [])}))
+
+
+def undelivered_outputs(
+    target: Manifest, newest: Manifest, read: Callable[[int], Manifest | None]
+) -> tuple[StagedOutput, ...]:
+    """Return the output of an older snapshot that may never have been published, and never can be: the job has left the
+    snapshot's history, and gone on beside it.
+
+    Args:
+        read: returns a snapshot; None if it has expired or is damaged.
+    """
+    if not newest.abandons(target.snapshot_id):
+        return ()
+    found: list[StagedOutput] = []
+    for end in newest.undelivered:
+        last = target if end == target.snapshot_id else read(end) if end > target.snapshot_id else None
+        if last is not None and not last.abandons(target.snapshot_id):
+            found += [output for output in pending_outputs(target, last) if output.files and output not in found]
+    return tuple(found)
 
 
 def standing_in(readable: Manifest, newest_id: int) -> Manifest:
@@ -89,6 +118,7 @@ def taken_over(
         previous=None,
         origins=(*manifest.origins, origin),
         abandoned=(),
+        undelivered=(),
     )
 
 

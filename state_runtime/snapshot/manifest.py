@@ -419,6 +419,8 @@ class Manifest:
             would find its window closed. A run continues from here only on request. The watermark in `time` is that of
             the input.
         open_batch: None, unless the newest batch is not done.
+        undelivered: ids of snapshots that were the newest when the job went back to an older one, while output that they
+            name may not have been published. Sinks have newer epochs since, and would pass over it.
         session: the settings of Spark's session that change results, with their values, under which its newest epoch
             ran (pipeline/result_settings.py); empty if it was made by a version that did not record them.
     """
@@ -447,6 +449,7 @@ class Manifest:
     drained: bool = False
     open_batch: OpenBatch | None = None
     session: dict[str, str] = field(default_factory=dict)
+    undelivered: tuple[int, ...] = ()
 
     @property
     def job_uids(self) -> frozenset[str]:
@@ -519,7 +522,7 @@ class Manifest:
                     for inner in ("inflight", "spilled_bytes", "skipped_rows", "future_rows", "bad_rows")
                 ),
             ),
-            younger={"open_batch": None, "session": {}},
+            younger={"open_batch": None, "session": {}, "undelivered": []},
         )
         if len(body) > MANIFEST_BYTES_MAX:
             staged = sum(len(output.files) for output in self.outputs)

@@ -23,7 +23,7 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.ids import Ids
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import Progress, RowsAside
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import engine
 from state_runtime.driver.context import DriverContext
@@ -144,7 +144,7 @@ class InProcess:
                     emitted += self._run(task(stage, number), batches)
                 keys = emitted
 
-        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple)
+        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple, aside=RowsAside)
 
     def _run(self, task: StageTask, batches: list[pa.RecordBatch]) -> list[str]:
         for attempt in range(1, TASK_ATTEMPTS + 1):

@@ -16,10 +16,10 @@ from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.maintenance.move.execute import execute_move
 from state_runtime.maintenance.move.plan import plan_move
 from state_runtime.pipeline import output_owner
-from state_runtime.pipeline.publication_log import is_published
 from state_runtime.snapshot.handover import Moving
 from state_runtime.snapshot.manifest import StagedOutput
 from state_runtime.snapshot.paths import MOVING_FILE, PUBLISHED_FILE
+from state_runtime.snapshot.publication_log import is_published
 from tests.faults import engine
 from tests.faults.starts import Shop, World, expected_output
 

@@ -15,7 +15,7 @@ def test_each_guard_is_where_the_list_says_and_has_a_law(guard: Guard) -> None:
     compile(without(guard, (ROOT / guard.file).read_text()), guard.file, "exec")
     path, _, name = guard.law.partition("::")
     tests = [n.name for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.FunctionDef)]
-    assert name in tests, f"{guard.name}: {path} has no {name}"
+    assert name.partition("[")[0] in tests, f"{guard.name}: {path} has no {name}"
 
 
 def test_guards_have_names_of_their_own() -> None:

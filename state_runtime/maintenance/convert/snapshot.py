@@ -521,6 +521,7 @@ class _Conversion:
             epoch=manifest.epoch or manifest.snapshot_id,
             origins=(*manifest.origins, origin),
             abandoned=(),
+            undelivered=(),
         )
 
     def _copy(self, kept: Manifest, reached: Reached) -> tuple[int, int]:

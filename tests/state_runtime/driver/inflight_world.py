@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import TooMuchForOneTask
+from state_runtime.base.progress import RowsAside
 from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epoch_budget import BudgetPlanner, EpochBudget
@@ -199,7 +200,9 @@ class World:
                     else pa.RecordBatch.from_pylist([], schema=operator.output_schema)
                 )
 
-        return SimpleNamespace(run=collect, event_time_ms=lambda: self.chain.event_times(frame), source_rows=tuple)
+        return SimpleNamespace(
+            run=collect, event_time_ms=lambda: self.chain.event_times(frame), source_rows=tuple, aside=RowsAside
+        )
 
     def wait(self, seconds: float) -> bool:
         return False

@@ -53,7 +53,9 @@ class Job:
                 made.run()
                 self.driver._context.clock.advance_s(ACTION_S)
 
-            return SimpleNamespace(run=run, event_time_ms=made.event_time_ms, source_rows=made.source_rows)
+            return SimpleNamespace(
+                run=run, event_time_ms=made.event_time_ms, source_rows=made.source_rows, aside=made.aside
+            )
 
         take = Acknowledgements.take
 

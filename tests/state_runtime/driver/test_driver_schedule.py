@@ -28,6 +28,7 @@ from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
+from state_runtime.base.progress import RowsAside
 from state_runtime.base.settings import CheckpointSettings, MaterializationSettings
 from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
@@ -174,7 +175,7 @@ class World:
                 for _ in range(attempts):
                     assert list(task(stage, 0)(batches)) == []
 
-        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple)
+        return SimpleNamespace(run=collect, event_time_ms=dict, source_rows=tuple, aside=RowsAside)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)

@@ -25,10 +25,12 @@ from test_driver_schedule import (
 )
 
 from state_runtime import JobSettings, ParquetSink
-from state_runtime.base.errors import Fenced, InvalidData, StoreUnavailable
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidData, StoreUnavailable
 from state_runtime.base.limits import PENDING_FILES_MAX
 from state_runtime.base.settings import CheckpointSettings, MaterializationSettings
 from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.driver.waiting_outputs import WaitingOutputs
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.lineage import pending_outputs
@@ -406,6 +408,37 @@ def test_an_older_snapshot_still_names_what_waits_in_the_newest_and_nothing_that
     assert [o.epoch for o in pending_outputs(by_epoch[5], newest(world))] == [4, 5]
     assert [o.epoch for o in pending_outputs(by_epoch[3], newest(world))] == []
     driver._line.checkpointer.waiting.close(WAIT_S)
+
+
+def test_a_history_that_was_left_with_output_that_waited_is_not_gone_back_to(
+    tmp_path: Path,
+    playing: Callable[[World], None],  # noqa: F811
+    switch: Switch,
+) -> None:
+    """The sink has newer epochs by then, and would pass over it."""
+    world = world_of(tmp_path)
+    playing(world)
+    driver = start(world, settings(tmp_path))
+    go_on(driver, world, 0, 2)
+    switch.is_away = True
+    go_on(driver, world, 2, 4)
+    driver._line.checkpointer.waiting.close(WAIT_S)
+    switch.is_away = False
+    catalog = Catalog(open_store(str(world.root / "store")), "job")
+    by_epoch = {m.epoch: m.snapshot_id for m in map(catalog.manifest, catalog.snapshot_ids()) if m.kind == "checkpoint"}
+    actor = Actor(FakeClock(), world.ids, "h", 1)
+
+    def go_back(epoch: int) -> None:
+        execute_rollback(catalog, plan_rollback(catalog, f"@{by_epoch[epoch]}", takeover=True), actor)
+
+    go_back(3)
+    run(world, settings(tmp_path))
+    for epoch in (4, 5):
+        with pytest.raises(InvalidConfiguration, match="may not have been published"):
+            go_back(epoch)
+    assert newest(world).undelivered == (by_epoch[5],)
+    go_back(2)
+    assert newest(world).undelivered == (by_epoch[5],), "all output of the second history was published"
 
 
 def test_whatever_ends_runs_whose_sink_comes_and_goes_each_batch_is_published_once(

@@ -29,7 +29,6 @@ from state_runtime.maintenance.move.carry import MoveProgress
 from state_runtime.maintenance.move.execute import MoveResult, abort_move, execute_move
 from state_runtime.maintenance.move.plan import MoveMode, MovePlan, plan_move
 from state_runtime.maintenance.verify.roots import verify_root
-from state_runtime.pipeline.publication_log import is_published, record_published
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import encode_document
@@ -40,6 +39,7 @@ from state_runtime.snapshot.handover import read_moving, read_outcome
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
+from state_runtime.snapshot.publication_log import is_published, record_published
 from state_runtime.snapshot.savepoint_record import SavepointRecord, read_record, record_path, savepoint_names
 from state_runtime.snapshot.term_files import RunStatus, read_epochs, read_status, write_epochs, write_status
 from state_runtime.store import Created, Store, open_store

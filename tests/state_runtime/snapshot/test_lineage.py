@@ -13,7 +13,14 @@ from state_runtime.base.errors import JobRootMismatch
 from state_runtime.materialize.records import Record, fits, view_of
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
-from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, standing_in, taken_over
+from state_runtime.snapshot.lineage import (
+    check_belongs,
+    gone_back,
+    pending_outputs,
+    standing_in,
+    taken_over,
+    undelivered_outputs,
+)
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 
 INFO = JobInfo("c" * 32, "new", 32768, FORMAT_VERSION, 77)
@@ -65,6 +72,31 @@ def test_only_output_that_the_newest_still_names_is_pending() -> None:
     later = replace(empty_manifest(), snapshot_id=6, outputs=(output(6),))
     assert pending_outputs(target, again) == gone_back(target, again).outputs == (output(5),)
     assert pending_outputs(target, later) == gone_back(target, later).outputs == ()
+
+
+def test_output_that_was_not_delivered_when_its_history_was_left_is_known_for_ever() -> None:
+    """7 was the newest when the job went back to 5, and 9 was when it went back to 4."""
+    five = replace(empty_manifest(), snapshot_id=5, outputs=(output(5),))
+    seven = replace(five, snapshot_id=7, outputs=(output(6), output(7)))
+    six = replace(seven, snapshot_id=6, outputs=(output(6),))
+    eight = replace(gone_back(five, seven, is_delivered=False), snapshot_id=8)
+    assert eight.undelivered == (7,)
+    nine = replace(eight, snapshot_id=9, outputs=(output(9),))
+    stored = {m.snapshot_id: m for m in (five, six, seven, eight, nine)}
+    assert undelivered_outputs(six, nine, stored.get) == (output(6),)
+    assert undelivered_outputs(seven, nine, stored.get) == (output(6), output(7))
+    assert undelivered_outputs(five, nine, stored.get) == (), "it is an ancestor"
+    ten = replace(gone_back(five, nine, is_delivered=False), snapshot_id=10)
+    assert ten.undelivered == (7, 9)
+    assert undelivered_outputs(nine, ten, stored.get) == (output(9),)
+    assert undelivered_outputs(eight, ten, stored.get) == (), "9 no longer names what 8 does"
+
+
+def test_output_that_was_delivered_or_goes_along_is_not_left() -> None:
+    five = replace(empty_manifest(), snapshot_id=5, outputs=(output(5),))
+    seven = replace(five, snapshot_id=7, outputs=(output(7),))
+    assert gone_back(five, seven).undelivered == ()
+    assert gone_back(five, replace(five, snapshot_id=6, kind="fencing"), is_delivered=False).undelivered == ()
 
 
 def test_a_materialization_of_an_abandoned_snapshot_does_not_fit() -> None:
