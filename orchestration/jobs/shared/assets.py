@@ -1,4 +1,4 @@
-"""`materialize`, `savepoint`, `retain`, `collect` and `compact_output` of any stream: one op each, with the assets of all streams."""
+"""`materialize`, `savepoint`, `retain`, `collect` and `compact_output` of any stream: one op each, with all assets."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
