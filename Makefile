@@ -314,6 +314,15 @@ bench-sources: setup ## What named sources and joins anywhere cost beside stream
 bench-queries: setup ## What a plain query costs beside the same pipeline written in steps (about 6 minutes)
 	$(BIN)/python -m benchmarks.queries
 
+CONNECTOR := .kafka/spark/.stillstate-ready
+$(CONNECTOR): benchmarks/edges_pom.xml
+	mvn -q -B -f benchmarks/edges_pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka/spark
+	@touch $@
+
+.PHONY: bench-edges
+bench-edges: setup kafka $(CONNECTOR) ## Sinks beside Parquet files, and Kafka on either side beside Spark's connector (about 15 minutes; needs PostgreSQL)
+	$(BIN)/python -m benchmarks.edges $(EDGES_ARGS)
+
 .PHONY: bench-inflight
 bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)
 	$(BIN)/python -m benchmarks.inflight

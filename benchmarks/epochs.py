@@ -52,6 +52,7 @@ class Turns:
         kinds: of jobs.
         job: makes the job of a kind in a folder.
         write: writes so many files of so many rows for all jobs: folder, rows, files.
+        warm: epochs of a turn that do not count.
     """
 
     epochs: int
@@ -59,16 +60,17 @@ class Turns:
     kinds: Sequence[str]
     job: Callable[[Path, str], StreamingJob]
     write: Callable[[Path, int, int], None]
+    warm: int = WARM
 
     def taken(self, spark: SparkSession, rows: int) -> Mapping[str, Taken]:
         """The epochs of each job, without those that warm it up."""
         found: dict[str, Taken] = defaultdict(Taken)
         with tempfile.TemporaryDirectory(prefix="stillstate-bench-") as folder:
             root = Path(folder)
-            self.write(root, rows, WARM + self.epochs)
+            self.write(root, rows, self.warm + self.epochs)
             for turn in range(self.turns):
                 for kind in self.kinds if turn % 2 == 0 else reversed(self.kinds):
-                    watch = _EpochWatch(found[kind], WARM)
+                    watch = _EpochWatch(found[kind], self.warm)
                     self.job(root, kind).run(spark, trigger={"available_now": True}, on_progress=watch)
                     for left in ("store", "local", "out"):
                         shutil.rmtree(root / left, ignore_errors=True)
