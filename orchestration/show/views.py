@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
+from state_runtime.base.progress import NOT_IN_MANIFESTS
 from state_runtime.base.sink_state import SinkState
 from state_runtime.base.source_state import SourceState
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
@@ -542,6 +543,8 @@ def _progress(manifest: Manifest) -> Table:
     table = new_table("Progress", "", ">")
     if manifest.progress is not None:
         for name, value in manifest.progress.to_json_dict().items():
+            if name in NOT_IN_MANIFESTS:
+                continue  # 0 would say that there were none
             if isinstance(value, dict):
                 for part, of_part in value.items():
                     if name == "phases_ms":

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-__all__ = ["ALIGNMENT", "NO_ROWS_ASIDE", "InflightProgress", "Progress", "RowsAside", "together", "with_times"]
+__all__ = [
+    "ALIGNMENT",
+    "NOT_IN_MANIFESTS",
+    "NO_ROWS_ASIDE",
+    "InflightProgress",
+    "Progress",
+    "RowsAside",
+    "together",
+    "with_times",
+]
 
 ALIGNMENT: Final = "alignment"
 """A phase, not a field: earlier versions accept phases with any names, so they can read such manifests."""
@@ -34,6 +43,8 @@ _SUMMED = (
     "spilled_bytes",
 )
 _LONGEST = ("restore_ms", "checkpoint_ms")
+NOT_IN_MANIFESTS: Final = ("skipped_rows", "future_rows", "bad_rows")
+"""Fields that are of runs alone: an earlier version would refuse a manifest that has them."""
 
 
 @dataclass(frozen=True)

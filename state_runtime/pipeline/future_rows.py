@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from state_runtime.pipeline.graph import FUTURE
 from state_runtime.pipeline.watermark import WatermarkColumn
+from state_runtime.spark.sql import quoted
 
 __all__ = ["FutureStep", "bound_ms", "future_counts", "highest_sql"]
 
@@ -96,5 +97,5 @@ class FutureStep:
             return rows.where(f"{is_future} IS NOT TRUE")
         times = {column.name for column in self.columns}
         # A function of the column alone: it has the column's values, and not its mark.
-        plain = [F.coalesce(F.col(f"`{n}`")).alias(n) if n in times else F.col(f"`{n}`") for n in rows.columns]
+        plain = [F.coalesce(F.col(quoted(n))).alias(n) if n in times else F.col(quoted(n)) for n in rows.columns]
         return rows.where(f"{is_future} IS TRUE").select(*plain)

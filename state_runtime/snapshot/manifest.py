@@ -12,7 +12,7 @@ from typing import Literal
 
 from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, check
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM, SOURCE_FILES_BYTES_MAX, SOURCE_FILES_MAX
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import NOT_IN_MANIFESTS, Progress
 from state_runtime.snapshot.document import (
     FORMAT_VERSION,
     FORMAT_WITH_ROWS,
@@ -519,7 +519,7 @@ class Manifest:
                 *(
                     (outer, inner)
                     for outer in ("progress", "previous")
-                    for inner in ("inflight", "spilled_bytes", "skipped_rows", "future_rows", "bad_rows")
+                    for inner in ("inflight", "spilled_bytes", *NOT_IN_MANIFESTS)
                 ),
             ),
             younger={"open_batch": None, "session": {}, "undelivered": []},

@@ -906,8 +906,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "future-rows-have-no-event-time",
         "state_runtime/pipeline/future_rows.py",
-        'F.coalesce(F.col(f"`{n}`")).alias(n) if n in times else F.col(f"`{n}`")',
-        'F.col(f"`{n}`")',
+        "F.coalesce(F.col(quoted(n))).alias(n) if n in times else F.col(quoted(n))",
+        "F.col(quoted(n))",
         "tests/spark/test_future_rows.py::test_a_bound_that_cannot_be_kept_is_refused_before_a_row_is_read",
     ),
     Guard(

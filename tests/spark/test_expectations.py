@@ -16,7 +16,9 @@ from pyspark.sql import functions as F
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.driver import engine
 from state_runtime.job import Stream
+from state_runtime.spark.frames import PublicFrames
 from tests.job_settings import job_settings
 
 pytestmark = pytest.mark.spark
@@ -142,10 +144,14 @@ def test_bad_rows_that_nothing_reads_are_dropped_counted_and_told_once(
     assert "expect_or_drop(parsed, positive)" in caplog.text
 
 
+@pytest.mark.parametrize("ways", ["prepared", "public"])
 def test_conditions_behind_an_operator_and_behind_each_other_count_what_they_drop(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: str
 ) -> None:
-    """The rows of each step are counted where they are made, though a branch or a stage lies between."""
+    """The rows of each step are counted where they are made, though a branch or a stage lies between; by the ways that
+    are left where a version of Spark is made in another way inside, too."""
+    if ways == "public":
+        monkeypatch.setattr(engine, "frames_of", lambda _: PublicFrames())
 
     def build(rows: Stream) -> None:
         parsed = rows.expect_or_drop(parsed=CONDITIONS["parsed"])

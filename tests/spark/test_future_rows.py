@@ -18,7 +18,9 @@ from pyspark.sql import functions as F
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windows
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.driver import engine
 from state_runtime.job import Stream
+from state_runtime.spark.frames import PublicFrames
 from tests.job_settings import job_settings
 
 pytestmark = pytest.mark.spark
@@ -104,7 +106,7 @@ def batch_counts(frame: DataFrame) -> Counter[tuple[str, int]]:
         pytest.param({"checkpoint_mode": "aligned", "partial_aggregation": "off"}, id="plain"),
         pytest.param({"partial_aggregation": "on"}, id="aggregated before the shuffle"),
         pytest.param({"checkpoint_mode": "unaligned", "task_bytes_max": 1 << 20}, id="rows in flight"),
-        pytest.param({"checkpoint_batches": 4}, id="a checkpoint each four epochs"),
+        pytest.param({"checkpoint_batches": 4}, id="a checkpoint each four epochs", marks=pytest.mark.long),
     ],
 )
 def test_rows_of_the_last_day_leave_all_others_in_time(
@@ -143,10 +145,14 @@ def test_without_a_bound_the_same_rows_make_others_late(
     assert "`max_ahead` of read(), or `max_ahead_s` in the job's settings" in caplog.text
 
 
+@pytest.mark.parametrize("ways", ["prepared", pytest.param("public", marks=pytest.mark.long)])
 def test_future_rows_are_taken_out_of_the_stream_where_they_are_read(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ways: str
 ) -> None:
-    """They come as they were, once, over a restart; the main output has all others."""
+    """They come as they were, once, over a restart; the main output has all others. By the ways that are left where a
+    version of Spark is made in another way inside, too."""
+    if ways == "public":
+        monkeypatch.setattr(engine, "frames_of", lambda _: PublicFrames())
 
     def build(job: StreamingJob) -> None:
         rows = job.read(reader(tmp_path / "in"), max_ahead="1 hour")
@@ -240,6 +246,31 @@ def test_the_setting_bounds_a_plain_query(
     assert (bench.total("late_rows"), bench.total("future_rows")) == (0, 4 * len(FUTURE))
     assert last_counts(spark, tmp_path / "out") == batch_counts(spark.read.parquet(str(tmp_path / "in")))
     assert caplog.text.count("further ahead of the clock than max_ahead_s of the settings allows") == 1
+
+
+def test_a_query_over_streams_of_the_job_gets_neither_future_rows_nor_bad_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The way to set them aside of a query: its source is a read() of the job."""
+
+    def hourly(session: SparkSession, orders: DataFrame) -> DataFrame:
+        return orders.groupBy("shop", F.window("at", "1 hour")).agg(F.count("*").alias("n"))
+
+    def build(job: StreamingJob) -> None:
+        rows = job.read(reader(tmp_path / "in"), max_ahead="1 hour")
+        checked = rows.expect_or_drop(not_first="id % 40 > 0")
+        job.query(hourly, output_mode="update", orders=checked).write(ParquetSink(str(tmp_path / "out")), name="out")
+        rows.output("future").write(ParquetSink(str(tmp_path / "future")), name="future")
+        checked.output("bad").write(ParquetSink(str(tmp_path / "bad")), name="bad")
+
+    write_input(tmp_path / "in", range(3))
+    bench = Bench(spark, tmp_path, build)
+    bench.run()
+    given = spark.read.parquet(str(tmp_path / "in")).where("year(at) < 9000 AND id % 40 > 0")
+    assert last_counts(spark, tmp_path / "out") == batch_counts(given)
+    assert (bench.total("late_rows"), bench.total("future_rows"), bench.total("bad_rows")) == (0, 3 * len(FUTURE), 3)
+    assert spark.read.parquet(str(tmp_path / "future")).count() == 3 * len(FUTURE)
+    assert spark.read.parquet(str(tmp_path / "bad")).select("id", "reason").count() == 3
 
 
 def test_a_bound_that_cannot_be_kept_is_refused_before_a_row_is_read(spark: SparkSession, tmp_path: Path) -> None:
