@@ -32,6 +32,7 @@ from stillstate.orchestration.commands import (
     rollback,
     savepoints,
     snapshots,
+    source,
 )
 from stillstate.orchestration.commands.base import VerboseOption
 from stillstate.orchestration.commands.logs import logging_to_stderr
@@ -49,7 +50,7 @@ EXIT_CODES: Final = "\b\nExit codes:\n  0  done\n" + "".join(
 
 SECTIONS: Final = {
     "Begin": ("init", "schema", "dagster", "import-spark", "prepare"),
-    "Run a job": ("run", "start", "stop", "migrate", "rescale", "fork", "rollback"),
+    "Run a job": ("run", "start", "stop", "migrate", "rescale", "fork", "rollback", "source"),
     "Look": ("jobs", "epochs", "metrics", "explain", "snapshots", "describe", "query", "export"),
     "Snapshots": ("savepoint", "savepoints", "pin", "unpin", "pins", "verify", "drill", "convert", "copy", "move"),
     "Upkeep": ("materialize", "compact-output", "retention", "gc", "delete"),
@@ -110,6 +111,7 @@ for topic in (
     drill,
     savepoints,
     rollback,
+    source,
     migrating,
     prepare,
 ):

@@ -118,8 +118,13 @@ MAY_IMPORT_THEM = {
     "state_runtime/processors/user/value_codec.py": {"datetime", "time"},
     "state_runtime/maintenance/retention/policy.py": {"datetime"},
     "state_runtime/sources/kafka.py": {"datetime"},
+    "state_runtime/sources/kafka_seek.py": {"datetime"},
 }
-CALENDAR_ONLY = {"state_runtime/maintenance/retention/policy.py", "state_runtime/sources/kafka.py"}
+CALENDAR_ONLY = {
+    "state_runtime/maintenance/retention/policy.py",
+    "state_runtime/sources/kafka.py",
+    "state_runtime/sources/kafka_seek.py",
+}
 """They take times apart, and read no clock."""
 READS_TIME_OR_CHANCE = re.compile(
     r"(time\.(time|time_ns|monotonic|perf_counter|sleep)|datetime\.(now|utcnow|today)|date\.today|uuid\.uuid\d"

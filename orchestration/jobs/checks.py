@@ -107,8 +107,8 @@ def result_of(seen: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
 
 
 def evaluation_of(mount: Mount, job: str, judged: Judged) -> dg.AssetCheckEvaluation:
-    """Convert a verdict to Dagster's form: over the limit is an error, an unknown value a warning, and so is a limit that
-    only warns."""
+    """Convert a verdict to Dagster's form: over the limit is an error; an unknown value is a warning, and so is a
+    limit that only warns."""
     is_error = judged.is_known and not judged.is_warning
     return dg.AssetCheckEvaluation(
         asset_key=check_key(mount, job, judged.check),

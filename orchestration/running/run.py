@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from state_runtime.maintenance.copy.objects import CopyProgress
     from state_runtime.pipeline.plan import JobPlan
 
-__all__ = ["RestoreWatch", "build_job", "plan_with_spark", "run_job"]
+__all__ = ["RestoreWatch", "build_job", "opened_with_spark", "plan_with_spark", "run_job"]
 
 RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
@@ -312,6 +312,18 @@ def plan_with_spark(spec: JobSpec, plan: JobPlan) -> JobPlan:
     session = build_session(spec.name, master, conf)
     try:
         return plan.expanded(session)
+    finally:
+        _end_session(session)
+
+
+def opened_with_spark(spec: JobSpec, plan: JobPlan) -> None:
+    """Open a job's sources as a start does, for which Spark is started, and stopped again; no row is read."""
+    from state_runtime.spark.session import build_session
+
+    master, conf = _session_of(spec, is_submitted=False)
+    session = build_session(spec.name, master, conf)
+    try:
+        plan.expanded(session).opened_sources(session)
     finally:
         _end_session(session)
 

@@ -20,6 +20,7 @@ from state_runtime.base.progress import NOT_IN_MANIFESTS
 from state_runtime.base.sink_state import SinkState
 from state_runtime.base.source_state import SourceState
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
+from state_runtime.pipeline.spark_settings import TIME_ZONE_CONF
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, SourcePosition, StateEntry, TimeEntry
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.probes.look import Look
@@ -412,6 +413,7 @@ def _facts(job: str, manifest: Manifest, shared: Shared) -> Table:
         ("parallelism", str(manifest.parallelism)),
         ("batch time", "-" if manifest.time is None else time_text(manifest.time.batch_time_ms)),
         ("watermark", "-" if manifest.time is None else _watermarks(manifest.time)),
+        *([("time zone", zone)] if (zone := manifest.session.get(TIME_ZONE_CONF)) else []),
         ("source position", "none yet" if source is None else f"after batch {source.batch_id}"),
         ("offsets", "-" if source is None else _offsets(source)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),

@@ -20,10 +20,10 @@ class SourceState:
         retention_left_s: in how many seconds the source removes the first record that the job has not read; -1 if
             nothing waits, or if it removes nothing by time.
         said: why it does not answer.
-        kept_s: for how long it keeps records, the shortest of what it reads; -1 if it removes nothing by time, or if that
-            is not known.
-        age_change_s: how much older the oldest unread record is than a few minutes ago, over the last quarter of an hour;
-            negative: the job gains. None if the run has not looked for so long.
+        kept_s: for how long it keeps records, the shortest of what it reads; -1 if it removes nothing by time, or if
+            that is not known.
+        age_change_s: how much older the oldest unread record is than a few minutes ago, over the last quarter of an
+            hour; negative: the job gains. None if the run has not looked for so long.
     """
 
     name: str

@@ -29,6 +29,6 @@ class AgeTrend:
             self._ages.popleft()
         middle_ms = now_ms - WINDOW_S * 500
         earlier = [age for at_ms, age in self._ages if at_ms < middle_ms]
-        if now_ms - self._ages[0][0] < WINDOW_S * 1000 * _COMPLETE or not earlier:
+        if now_ms - self._ages[0][0] < WINDOW_S * 1000 * _COMPLETE:
             return None
         return min(age for at_ms, age in self._ages if at_ms >= middle_ms) - min(earlier)

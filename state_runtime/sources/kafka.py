@@ -141,10 +141,11 @@ class KafkaSource:
             )
         spark.dataSource.register(KafkaDataSource)
         named, config = self.topic_pattern or ",".join(self.topics), json.dumps(self._config)
-        remember_opened(repr(self), self._lag)
+        remember_opened(repr(self), self.lag)
         return spark.readStream.format(FORMAT).options(subscribe=named, config=config).load()
 
-    def _lag(self) -> KafkaLag:
+    def lag(self) -> KafkaLag:
+        """Return what asks Kafka about this source beside a job."""
         named = self.topic_pattern or ",".join(self.topics)
         settings = settings_with_secrets(self._config["settings"], self._config["options_env"])
         return KafkaLag(named, settings, self.topics or re.compile(self.topic_pattern).fullmatch)

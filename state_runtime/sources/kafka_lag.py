@@ -13,6 +13,7 @@ from state_runtime.base.source_state import SourceState
 from state_runtime.sources.age_trend import AgeTrend
 from state_runtime.sources.kafka_client import Cluster, library
 from state_runtime.sources.kafka_offsets import Partition, Positions
+from state_runtime.sources.kafka_seek import Seek, To, seek
 
 __all__ = ["KafkaLag"]
 
@@ -45,6 +46,13 @@ class KafkaLag:
         names = {topic for topic, _ in position.next}
         return all(map(self._topics, names)) if callable(self._topics) else names == set(self._topics)
 
+    def seek(self, old: Positions, to: To) -> Seek:
+        """Return another position in the topics that the source reads now; see `seek`."""
+        return seek(self._cluster, self._names(), old, to, f"source {self.state.name!r}")
+
+    def _names(self) -> Sequence[str]:
+        return self._cluster.topics_like(self._topics) if callable(self._topics) else self._topics
+
     def look(self, position: Positions | None, now_ms: int) -> SourceState:
         """Ask once, and return what is known now.
 
@@ -52,8 +60,7 @@ class KafkaLag:
             position: up to where the job has read; None: it has not begun.
         """
         try:
-            names = self._cluster.topics_like(self._topics) if callable(self._topics) else self._topics
-            newest = self._cluster.newest(names)
+            newest = self._cluster.newest(self._names())
             found = replace(self.state, asked_at_ms=now_ms, away_since_ms=0, said="", behind=-1)
             self.state = found if position is None else self._compared(found, position, newest, now_ms)
         except StillstateError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from examples.servers.kafka import KafkaBroker
 from state_runtime import JobContext, JobSettings, ParquetSink, StreamingJob, aggregates, sources
 from state_runtime.base.errors import InvalidPipeline, MissingSource
+from stillstate.orchestration.cli import app
 
 from .jobs import settings
 
@@ -103,6 +107,87 @@ def test_a_source_under_a_new_name_begins_anew_and_the_state_is_kept(
     send(kafka, topic, range(20, 22))
     run(spark, job_on(kafka, topic, tmp_path, name="orders-2", starting="latest"))
     assert len(rows_of(tmp_path / "orders")) == 17, "it goes on where it was, and not where it would begin"
+
+
+def spec_of(root: Path, code: str) -> Path:
+    """A configuration with a job of that code, in a folder of its own."""
+    module = f"shops_{next(NAMES)}"
+    (root / f"{module}.py").write_text(code)
+    file = root / "stillstate.yaml"
+    file.write_text(f"version: 1\njobs:\n  shops: {{entry_point: '{module}:build', store: '{root / 'store'}'}}\n")
+    return file
+
+
+def code_of(broker: KafkaBroker, topic: str, root: Path) -> str:
+    return (
+        "from pathlib import Path\nfrom types import SimpleNamespace\nfrom tests.spark.test_kafka_job import job_on\n"
+        f"def build(context):\n    broker = SimpleNamespace(bootstrap={broker.bootstrap!r})\n"
+        f"    return job_on(broker, {topic!r}, Path({str(root)!r}))\n"
+    )
+
+
+def test_a_source_is_set_to_another_position_and_the_state_is_kept(
+    spark: SparkSession, kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    """Back to the first record, over a stretch, and to a topic that was made anew: without another name for the source."""
+    topic = f"job-{next(NAMES)}"
+    kafka.create_topic(topic, 2)
+    send(kafka, topic, range(10))
+    run(spark, job_on(kafka, topic, tmp_path))
+    config = str(spec_of(tmp_path, code_of(kafka, topic, tmp_path)))
+
+    def set_to(place: str) -> str:
+        done = CliRunner().invoke(app, ["source", "set", "shops", "orders", "--to", place, "--yes", "-c", config])
+        assert done.exit_code == 0, done.output
+        run(spark, job_on(kafka, topic, tmp_path))
+        return done.output
+
+    assert "10 records are read again" in set_to("earliest")
+    assert sorted(row["id"] for row in rows_of(tmp_path / "orders")) == list(range(10)), "it knows what it has seen"
+    assert max(row["orders"] for row in rows_of(tmp_path / "shops")) == 4, "and counts it again"
+    send(kafka, topic, range(10, 20))
+    assert "10 records are skipped" in set_to("latest")
+    send(kafka, topic, range(20, 22))
+    run(spark, job_on(kafka, topic, tmp_path))
+    assert sorted(row["id"] for row in rows_of(tmp_path / "orders")) == [*range(10), 20, 21]
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, 2)
+    send(kafka, topic, range(30, 33))
+    with pytest.raises(MissingSource, match="deleted and made again"):
+        run(spark, job_on(kafka, topic, tmp_path))
+    set_to("earliest")
+    assert sorted(row["id"] for row in rows_of(tmp_path / "orders")) == [*range(10), 20, 21, *range(30, 33)]
+
+
+def test_a_source_that_a_function_opens_is_found_as_a_start_finds_it(
+    spark: SparkSession, kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    """Spark is started for it, in the command's own process, and no row is read."""
+    topic = f"job-{next(NAMES)}"
+    kafka.create_topic(topic, 1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(topic, value="a")
+    assert producer.flush(30) == 0
+    code = (
+        "from stillstate import ParquetSink, StreamingJob, aggregates, sources\n"
+        "def build(context):\n"
+        f"    job = StreamingJob('shops', store={str(tmp_path / 'store')!r})\n"
+        f"    topic = sources.kafka({topic!r}, bootstrap_servers={kafka.bootstrap!r}, starting='earliest')\n"
+        "    read = job.read(lambda spark: topic.load(spark).withWatermark('timestamp', '1 second'))\n"
+        "    counted = read.key_by('value').aggregate(uid='n', n=aggregates.count())\n"
+        f"    counted.write(ParquetSink({str(tmp_path / 'out')!r}))\n"
+        "    return job\n"
+    )
+    names: dict[str, Any] = {"__name__": "shops"}
+    exec(compile(code, "shops", "exec"), names)
+    run(spark, names["build"](None))
+    command = ["source", "set", "shops", topic, "--to", "earliest", "--dry-run", "--json", "-c"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stillstate.orchestration.cli", *command, str(spec_of(tmp_path, code))],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [(p["was"], p["will_be"], p["again"]) for p in json.loads(done.stdout)["partitions"]] == [(1, 0, 1)]
 
 
 def test_the_job_of_the_page_runs_as_it_stands_there(spark: SparkSession, kafka: KafkaBroker, tmp_path: Path) -> None:
