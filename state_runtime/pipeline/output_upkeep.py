@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from state_runtime.base.limits import MIB
 
-__all__ = ["OutputUpkeep", "OutputWork"]
+__all__ = ["MIN_AGE_S", "TARGET_BYTES", "OutputUpkeep", "OutputWork"]
+
+TARGET_BYTES: Final = 128 * MIB
+MIN_AGE_S: Final = 3600.0
+"""Epochs that were published later are left alone. Of a store without a rename a driver that was thought dead may still
+be copying one of its last files to its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +25,8 @@ class OutputUpkeep:
         history_s: Iceberg: snapshots that are older expire. (Delta tables say themselves how long they keep files.)
     """
 
-    target_bytes: int = 128 * MIB
-    min_age_s: float = 3600.0
+    target_bytes: int = TARGET_BYTES
+    min_age_s: float = MIN_AGE_S
     history_s: float = 5 * 86_400.0
 
 

@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from state_runtime.base import faults
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptData
-from state_runtime.base.limits import MIB
 from state_runtime.maintenance.output.plan import (
     CompactionPlan,
     DataFile,
@@ -47,16 +46,13 @@ from state_runtime.pipeline.compactions import (
     staged_of,
 )
 from state_runtime.pipeline.output_layout import footer_of
+from state_runtime.pipeline.output_upkeep import MIN_AGE_S, TARGET_BYTES
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.snapshot.manifest import StagedFile
 from state_runtime.store import Store
 
-__all__ = ["MIN_AGE_S", "TARGET_BYTES", "Compacted", "compact", "plan_folder"]
+__all__ = ["Compacted", "compact", "plan_folder"]
 
-TARGET_BYTES: Final = 128 * MIB
-MIN_AGE_S: Final = 3600.0
-"""Epochs that were published later are left alone. Of a store without a rename a driver that was thought dead may still
-be copying one of its last files to its name."""
 _ABANDONED_S: Final = 86_400.0
 """Age of a file below `_stillstate/compacting/` that nobody will agree on any more."""
 _AT_A_TIME: Final = 16
