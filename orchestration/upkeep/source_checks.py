@@ -49,7 +49,7 @@ def judge_lag(status: RunStatus | None, now_ms: int, limit_s: float, *, trigger_
         return Judged("source_lag", True, "all that was there has been read", numbers=numbers)
     # Moments and no ages: a verdict is stored when it changes, and read later.
     oldest_at = time_text(oldest.oldest_unread_ms)
-    text = f"{count_text(oldest.behind)} of {oldest.name} are not read, the oldest of {oldest_at}"
+    text = f"{count_text(oldest.behind)} records of {oldest.name} are not read, the oldest of {oldest_at}"
     if age_s <= limit_s:
         return Judged("source_lag", True, text, numbers=numbers)
     if is_live and oldest.age_change_s is None:
