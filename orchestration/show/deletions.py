@@ -44,9 +44,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidConfiguration(
-            f"{question} There is no terminal to ask: give --yes to delete, or --dry-run to see the plan"
-        )
+        raise InvalidConfiguration(f"{question} There is no terminal to ask: give --yes, or --dry-run to see the plan")
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
 
