@@ -522,7 +522,7 @@ class Manifest:
                     for inner in ("inflight", "spilled_bytes", *NOT_IN_MANIFESTS)
                 ),
             ),
-            younger={"open_batch": None, "session": {}, "undelivered": []},
+            younger={"open_batch": None, "session": {}, "undelivered": ()},
         )
         if len(body) > MANIFEST_BYTES_MAX:
             staged = sum(len(output.files) for output in self.outputs)
