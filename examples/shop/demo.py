@@ -41,7 +41,7 @@ _WARNED_S: Final = 90.0
 _DRAIN_S: Final = 600.0
 _STOP_S: Final = 120.0
 _TOLD_EVERY_S: Final = 10.0
-_DATABASE_AWAY_S: Final = 8.0
+_CHECKPOINTS_WITHOUT: Final = 3
 
 
 class Demo:
@@ -109,12 +109,24 @@ class Demo:
         self._list.note("the broker is back")
 
     def _kill_database(self) -> None:
+        before = self._status() or self._gone()
         self._stack.database.kill()
-        begun_s = monotonic()
         self._list.note("killed the database")
-        self._wait("the database to be missed", lambda: monotonic() - begun_s > _DATABASE_AWAY_S, _BACK_S)
+        away = self._wait("checkpoints without the database", lambda: self._goes_on_without_a_sink(before), _BACK_S)
+        self._list.holds(
+            "the database is killed, and state, checkpoints and the other sinks go on",
+            away.term == before.term,
+            f"term {away.term}, snapshot {before.snapshot_id} → {away.snapshot_id}; what waits: "
+            + ", ".join(f"{sink.epochs} epochs of {sink.name}" for sink in away.sinks),
+        )
         self._stack.database.start()
         self._list.note("the database is back")
+        self._wait("what waited to be published", lambda: not (self._status() or self._gone()).sinks, _BACK_S)
+
+    def _goes_on_without_a_sink(self, before: RunStatus) -> RunStatus | None:
+        status = self._status()
+        is_on = status is not None and status.sinks and status.snapshot_id >= before.snapshot_id + _CHECKPOINTS_WITHOUT
+        return status if is_on else None
 
     def _alive_warning(self) -> str | None:
         """What the newest check of the driver says, if it warns of a source."""

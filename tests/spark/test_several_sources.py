@@ -238,6 +238,6 @@ def test_sources_that_cannot_be_told_apart_are_refused_with_their_line(spark: Sp
     job.read(frame, name="unread")
     with pytest.raises(InvalidPipeline, match=r"no step reads source 'unread'"):
         job.plan()
-    with pytest.raises(InvalidPipeline, match="at least a millisecond"):
+    with pytest.raises(InvalidPipeline, match="at least 1 millisecond"):
         job.read(frame, name="c", idle_after="0 seconds")
     assert not (tmp_path / "store").exists()
