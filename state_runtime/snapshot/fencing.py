@@ -270,10 +270,10 @@ def refuse_undelivered(catalog: Catalog, target: Manifest, newest: Manifest) -> 
         epochs = sorted({output.epoch for output in lost})
         raise InvalidConfiguration(
             f"snapshot {target.snapshot_id} of job {catalog.job!r} names output of sink "
-            f"{', '.join(sorted({repr(output.sink) for output in lost}))} (epochs {epochs[0]} to {epochs[-1]}) that may "
-            "not have been published when the job went back from there, and cannot be any more: the sinks have newer "
-            "epochs. Go back to a snapshot before it: the input since then is read again, and its output is written "
-            "under new epoch numbers"
+            f"{', '.join(sorted({repr(output.sink) for output in lost}))} (epochs {epochs[0]} to {epochs[-1]}) that "
+            "may not have been published when the job went back from there, and cannot be any more: the sinks have "
+            "newer epochs. Go back to a snapshot before it: the input since then is read again, and its output is "
+            "written under new epoch numbers"
         )
 
 

@@ -419,8 +419,8 @@ class Manifest:
             would find its window closed. A run continues from here only on request. The watermark in `time` is that of
             the input.
         open_batch: None, unless the newest batch is not done.
-        undelivered: ids of snapshots that were the newest when the job went back to an older one, while output that they
-            name may not have been published. Sinks have newer epochs since, and would pass over it.
+        undelivered: ids of snapshots that were the newest when the job went back to an older one, while their output
+            may not have been published. Sinks have newer epochs since, and would pass over it.
         session: the settings of Spark's session that change results, with their values, under which its newest epoch
             ran (pipeline/result_settings.py); empty if it was made by a version that did not record them.
     """
