@@ -130,7 +130,7 @@ class WaitingOutputs:
             error: that publishing the first of them met.
         """
         lane = _Lane(list(outputs), self._clock.now_ms(), _sentence(error))
-        lane.thread = threading.Thread(target=self._take, args=(sink, lane), name=f"publish-{sink}", daemon=True)
+        lane.thread = threading.Thread(target=self._take, args=(sink, lane), name=f"away-{sink}", daemon=True)
         with self._changed:
             self._lanes[sink] = lane
             _LOG.warning(

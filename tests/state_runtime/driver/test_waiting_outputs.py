@@ -143,7 +143,7 @@ def test_nothing_is_tried_any_more_once_it_is_closed() -> None:
     waiting = waiting_for(target)
     waiting.begin("out", [output(1)], AWAY)
     waiting.close(WAIT_S)
-    assert not [thread for thread in threading.enumerate() if thread.name == "publish-out"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "away-out"]
     assert [o.epoch for o in waiting.named] == [1]
 
 
@@ -178,7 +178,7 @@ class InOneThread(World):
     """Kills at passages of the driver's own thread only."""
 
     def reach(self, point: str) -> None:
-        if not threading.current_thread().name.startswith("publish-"):
+        if not threading.current_thread().name.startswith("away-"):
             super().reach(point)
 
 
