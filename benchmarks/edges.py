@@ -164,7 +164,7 @@ def _sink(root: Path, kind: str, servers: str) -> Sink:
     if kind.startswith("postgres"):
         return SqlSink(own.lower(), dsn_env=DATABASE_ENV, merge_on=merge_on)
     if kind == "kafka":
-        return KafkaSink(own, bootstrap_servers=servers, key="k")
+        return KafkaSink(own, bootstrap_servers=servers, key="k", create={"partitions": 2, "replication": 1})
     return ParquetSink(str(root / "out" / own))
 
 
