@@ -33,7 +33,7 @@ from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.locate import Place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.term_files import RunStatus, write_status
+from state_runtime.snapshot.term_files import write_stopped
 from state_runtime.store import Store, open_store
 
 __all__ = ["RollbackPlan", "execute_rollback", "plan_rollback"]
@@ -116,7 +116,7 @@ def plan_rollback(
         if where.snapshot_id is None:
             raise InvalidConfiguration(f"{place} is the job itself; say which of its snapshots: @<id>")
         opened = open_snapshot(root, where.snapshot_id, catalog.clock)
-        refuse_undelivered(catalog, opened.manifest, newest)
+        refuse_undelivered(opened.manifest, newest, catalog.job)
         return RollbackPlan(place=str(opened.place), target=opened.manifest, newest=newest, source=None)
     opened = open_snapshot(source_root, where.snapshot_id, catalog.clock)
     target = past_of(catalog, opened, newest)
@@ -164,19 +164,6 @@ def execute_rollback(
 
 def _commit(catalog: Catalog, target: Manifest, actor: Actor) -> Manifest:
     opened = open_run(catalog, catalog.job_info(), target, actor=actor, back_to=target)
-    term = opened.term
-    # Readers of the status see a job that has ended, not one that is starting.
-    status = RunStatus(
-        term=term.term,
-        run_uid=term.run_uid,
-        state="stopped",
-        at_ms=actor.clock.now_ms(),
-        started_at_ms=term.started_at_ms,
-        heartbeat_interval_s=0.0,
-        pid=actor.pid,
-        host=actor.host,
-        snapshot_id=opened.last.snapshot_id,
-        message=f"gone back to snapshot {target.snapshot_id}" if target.snapshot_id else "reset: begins empty",
-    )
-    write_status(catalog.root, status)
+    done = f"gone back to snapshot {target.snapshot_id}" if target.snapshot_id else "reset: begins empty"
+    write_stopped(catalog.root, opened.term, opened.last.snapshot_id, done, actor.clock)
     return opened.last

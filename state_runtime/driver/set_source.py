@@ -24,7 +24,7 @@ from state_runtime.snapshot.fencing import open_run, refuse_if_live
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
-from state_runtime.snapshot.term_files import RunStatus, write_status
+from state_runtime.snapshot.term_files import write_stopped
 from state_runtime.sources.kafka_offsets import Positions
 from state_runtime.sources.kafka_seek import Seek
 from state_runtime.sources.watch import positions_in
@@ -105,21 +105,8 @@ def execute_set_source(catalog: Catalog, plan: SetSourcePlan, actor: Actor) -> M
         back_to=target,
         decide=partial(_refuse_if_gone_on, catalog, plan),
     )
-    term = opened.term
-    # Readers of the status see a job that has ended, not one that is starting.
-    status = RunStatus(
-        term=term.term,
-        run_uid=term.run_uid,
-        state="stopped",
-        at_ms=actor.clock.now_ms(),
-        started_at_ms=term.started_at_ms,
-        heartbeat_interval_s=0.0,
-        pid=actor.pid,
-        host=actor.host,
-        snapshot_id=opened.last.snapshot_id,
-        message=f"source {plan.source} was given another position",
-    )
-    write_status(catalog.root, status)
+    done = f"source {plan.source} was given another position"
+    write_stopped(catalog.root, opened.term, opened.last.snapshot_id, done, actor.clock)
     return opened.last
 
 

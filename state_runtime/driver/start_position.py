@@ -64,7 +64,7 @@ from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.publication_log import is_published
 from state_runtime.snapshot.savepoint_record import read_record, read_savepoint
-from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
+from state_runtime.snapshot.term_files import newest_term, write_stopped
 from state_runtime.store import Store, open_store
 
 __all__ = ["Decide", "StartFrom", "StartPosition"]
@@ -578,23 +578,7 @@ class StartPosition:
             actor=actor,
             claimed_by=uid,
         )
-        term = opened.term
-        # Readers of the source's status see a job that ended, not one that is starting.
-        write_status(
-            source.root,
-            RunStatus(
-                term=term.term,
-                run_uid=term.run_uid,
-                state="stopped",
-                at_ms=self._clock.now_ms(),
-                started_at_ms=term.started_at_ms,
-                heartbeat_interval_s=0.0,
-                pid=actor.pid,
-                host=actor.host,
-                snapshot_id=opened.last.snapshot_id,
-                message=f"claimed by {claim}",
-            ),
-        )
+        write_stopped(source.root, opened.term, opened.last.snapshot_id, f"claimed by {claim}", self._clock)
         asked_for = Place.parse(self._start.place).snapshot_id if self._start is not None else None
         return uid, replace(source, manifest=opened.last) if asked_for is None else source
 

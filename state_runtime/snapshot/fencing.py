@@ -36,7 +36,6 @@ from state_runtime.base.errors import (
     Fenced,
     InvalidConfiguration,
     JobAlreadyRunning,
-    MissingSnapshot,
     Unavailable,
     UnsupportedFormat,
 )
@@ -224,8 +223,8 @@ def open_run(
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
         content = last
         if target is not None:
-            refuse_undelivered(catalog, target, last)
-            content = gone_back(target, last, is_delivered=is_published(catalog.root, last.outputs))
+            refuse_undelivered(target, last, catalog.job)
+            content = gone_back(target, last, is_delivered=_is_delivered(catalog.root, last))
         if decide is not None:
             # Here and not before: an older run may have committed since the caller looked. So the caller must decide on
             # the content of exactly this proposal.
@@ -250,7 +249,16 @@ def open_run(
     return Committer(catalog.root, info, term, fencing, actor, boundary, follows_ms)
 
 
-def refuse_undelivered(catalog: Catalog, target: Manifest, newest: Manifest) -> None:
+def _is_delivered(root: Store, newest: Manifest) -> bool:
+    """Return whether all output that the newest snapshot names is certainly published. Nobody is kept from going back by
+    a document that only says so."""
+    try:
+        return is_published(root, newest.outputs)
+    except (CorruptManifest, UnsupportedFormat):
+        return False
+
+
+def refuse_undelivered(target: Manifest, newest: Manifest, job: str) -> None:
     """Refuse to go back to a snapshot of a history that was left, if its output may not have been published then.
 
     Sinks publish epochs in their order: they have newer ones by now, and would pass over it without a word.
@@ -258,18 +266,11 @@ def refuse_undelivered(catalog: Catalog, target: Manifest, newest: Manifest) -> 
     Raises:
         InvalidConfiguration: nothing was changed.
     """
-
-    def read(snapshot_id: int) -> Manifest | None:
-        try:
-            return catalog.manifest(snapshot_id)
-        except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
-            return None
-
-    lost = undelivered_outputs(target, newest, read)
+    lost = undelivered_outputs(target, newest)
     if lost:
         epochs = sorted({output.epoch for output in lost})
         raise InvalidConfiguration(
-            f"snapshot {target.snapshot_id} of job {catalog.job!r} names output of sink "
+            f"snapshot {target.snapshot_id} of job {job!r} names output of sink "
             f"{', '.join(sorted({repr(output.sink) for output in lost}))} (epochs {epochs[0]} to {epochs[-1]}) that "
             "may not have been published when the job went back from there, and cannot be any more: the sinks have "
             "newer epochs. Go back to a snapshot before it: the input since then is read again, and its output is "

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 from state_runtime.base.errors import JobRootMismatch
@@ -49,28 +48,25 @@ def gone_back(target: Manifest, newest: Manifest, *, is_delivered: bool = True) 
     )
 
 
-def _left_undelivered(target: Manifest, newest: Manifest, is_delivered: bool) -> tuple[int, ...]:
-    left = any(output.files and output not in target.outputs for output in newest.outputs)
-    return tuple(sorted({*newest.undelivered, *([newest.snapshot_id] if left and not is_delivered else [])}))
+def _left_undelivered(target: Manifest, newest: Manifest, is_delivered: bool) -> tuple[tuple[str, int, int], ...]:
+    """What waits for a sink are the newest epochs of its output, so that a first and a last one say which."""
+    left: dict[str, list[int]] = {}
+    for output in () if is_delivered else newest.outputs:
+        if output.files and output not in target.outputs:
+            left.setdefault(output.sink, []).append(output.epoch)
+    entries = {(sink, min(epochs), max(epochs)) for sink, epochs in left.items()}
+    return tuple(sorted({*newest.undelivered, *entries}))
 
 
-def undelivered_outputs(
-    target: Manifest, newest: Manifest, read: Callable[[int], Manifest | None]
-) -> tuple[StagedOutput, ...]:
+def undelivered_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, ...]:
     """Return the output of an older snapshot that may never have been published, and never can be: the job has left the
-    snapshot's history, and gone on beside it.
-
-    Args:
-        read: returns a snapshot; None if it has expired or is damaged.
-    """
-    if not newest.abandons(target.snapshot_id):
-        return ()
-    found: list[StagedOutput] = []
-    for end in newest.undelivered:
-        last = target if end == target.snapshot_id else read(end) if end > target.snapshot_id else None
-        if last is not None and not last.abandons(target.snapshot_id):
-            found += [output for output in pending_outputs(target, last) if output.files and output not in found]
-    return tuple(found)
+    snapshot's history, and gone on beside it. No other history has epochs of the same numbers."""
+    return tuple(
+        output
+        for output in target.outputs
+        if output.files
+        and any(sink == output.sink and first <= output.epoch <= last for sink, first, last in newest.undelivered)
+    )
 
 
 def standing_in(readable: Manifest, newest_id: int) -> Manifest:

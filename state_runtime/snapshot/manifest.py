@@ -419,8 +419,8 @@ class Manifest:
             would find its window closed. A run continues from here only on request. The watermark in `time` is that of
             the input.
         open_batch: None, unless the newest batch is not done.
-        undelivered: ids of snapshots that were the newest when the job went back to an older one, while their output
-            may not have been published. Sinks have newer epochs since, and would pass over it.
+        undelivered: sinks with a first and a last epoch each, whose output may not have been published when the job
+            went back below it. Sinks have newer epochs since, and would pass over it.
         session: the settings of Spark's session that change results, with their values, under which its newest epoch
             ran (pipeline/result_settings.py); empty if it was made by a version that did not record them.
     """
@@ -449,7 +449,7 @@ class Manifest:
     drained: bool = False
     open_batch: OpenBatch | None = None
     session: dict[str, str] = field(default_factory=dict)
-    undelivered: tuple[int, ...] = ()
+    undelivered: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def job_uids(self) -> frozenset[str]:

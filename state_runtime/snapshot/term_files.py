@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from state_runtime.base.actor import Actor
+from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
@@ -39,6 +40,7 @@ __all__ = [
     "read_status",
     "write_epochs",
     "write_status",
+    "write_stopped",
 ]
 
 RunState = Literal["starting", "running", "stopped", "finished", "failed", "fenced"]
@@ -201,6 +203,29 @@ def _read_term(store: Store, term: int) -> Term:
 def write_status(store: Store, status: RunStatus) -> None:
     """Replace the heartbeat of a term. Only the run that owns the term calls it."""
     store.put(heartbeat_path(status.term), encode_document("heartbeat", status))
+
+
+def write_stopped(store: Store, term: Term, snapshot_id: int, message: str, clock: Clock) -> None:
+    """Record that a term was claimed to change the root and not to run: readers of the status see a job that has ended,
+    and not one that is starting.
+
+    Args:
+        snapshot_id: that was made under the term.
+        message: what was done.
+    """
+    status = RunStatus(
+        term=term.term,
+        run_uid=term.run_uid,
+        state="stopped",
+        at_ms=clock.now_ms(),
+        started_at_ms=term.started_at_ms,
+        heartbeat_interval_s=0.0,
+        pid=term.pid,
+        host=term.host,
+        snapshot_id=snapshot_id,
+        message=message,
+    )
+    write_status(store, status)
 
 
 def read_epochs(store: Store) -> RunEpochs | None:

@@ -35,6 +35,7 @@ from state_runtime.driver.waiting_outputs import WaitingOutputs
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.lineage import pending_outputs
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
+from state_runtime.snapshot.paths import PUBLISHED_FILE
 from state_runtime.store import open_store
 
 WAIT_S = 30.0
@@ -192,15 +193,33 @@ def settings(root: Path, **checkpoint: Any) -> JobSettings:
     )
 
 
-def world_of(root: Path, batches: int = 8) -> World:
-    world = World(root, random.Random(3), [[f"k{n}", "k0", f"k{n % 3}"] for n in range(batches)])
-    world.draw.random = lambda: 1.0  # type: ignore[method-assign]
-    return world
+@pytest.fixture
+def world(tmp_path: Path, playing: Callable[[World], None]) -> World:  # noqa: F811
+    """Eight batches; nothing is drawn."""
+    made = World(tmp_path, random.Random(3), [[f"k{n}", "k0", f"k{n % 3}"] for n in range(8)])
+    made.draw.random = lambda: 1.0  # type: ignore[method-assign]
+    playing(made)
+    return made
 
 
 def go_on(driver: EpochDriver, world: World, first: int, end: int) -> None:
     for number in range(first, end):
         driver.run_batch(Frame(world.batches[number]), number)  # type: ignore[arg-type]
+
+
+def without_its_sink(world: World, switch: Switch, first: int, end: int) -> EpochDriver:
+    """A run whose sink is away from a batch on."""
+    driver = start(world, settings(world.root))
+    go_on(driver, world, 0, first)
+    switch.is_away = True
+    go_on(driver, world, first, end)
+    return driver
+
+
+def snapshots(world: World) -> tuple[Catalog, dict[int, Manifest]]:
+    """The job's catalog, and its checkpoints by their epochs."""
+    catalog = Catalog(open_store(str(world.root / "store")), "job")
+    return catalog, {m.epoch: m for m in map(catalog.manifest, catalog.snapshot_ids()) if m.kind == "checkpoint"}
 
 
 def end(driver: EpochDriver) -> None:
@@ -222,20 +241,15 @@ def staged(world: World) -> int:
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_state_and_checkpoints_go_on_while_a_sink_is_away_and_it_gets_all_when_it_is_back(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-    batches: int,
+    world: World, switch: Switch, batches: int
 ) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path, batches=batches))
+    driver = start(world, settings(world.root, batches=batches))
     go_on(driver, world, 0, 3)
-    seen, before = len(published(tmp_path)), newest(world)
+    seen, before = len(published(world.root)), newest(world)
     switch.is_away = True
     go_on(driver, world, 3, 6)
     assert newest(world).epoch - before.epoch == 3
-    assert len(published(tmp_path)) == seen, "no reader sees a part"
+    assert len(published(world.root)) == seen, "no reader sees a part"
     assert {o.epoch for o in newest(world).outputs} == {5, 6, 7}, "what waits is named by the newest manifest"
     assert [s.epochs for s in driver.sinks_away()] == [3]
     assert not driver.is_settled
@@ -246,17 +260,8 @@ def test_state_and_checkpoints_go_on_while_a_sink_is_away_and_it_gets_all_when_i
     assert staged(world) == 0
 
 
-def test_what_is_staged_stays_until_a_manifest_no_longer_names_it(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
-    go_on(driver, world, 0, 2)
-    switch.is_away = True
-    go_on(driver, world, 2, 5)
+def test_what_is_staged_stays_until_a_manifest_no_longer_names_it(world: World, switch: Switch) -> None:
+    driver = without_its_sink(world, switch, 2, 5)
     assert switch.settled == [2, 3], "epochs 4 to 6 wait"
     switch.is_away = False
     assert driver._line.checkpointer.waiting.wait_until_empty(lambda: False)
@@ -266,54 +271,33 @@ def test_what_is_staged_stays_until_a_manifest_no_longer_names_it(
     end(driver)
 
 
-def test_what_waited_when_a_run_was_killed_is_published_by_the_next_one(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
-    go_on(driver, world, 0, 2)
-    switch.is_away = True
-    go_on(driver, world, 2, 5)
+def test_what_waited_when_a_run_was_killed_is_published_by_the_next_one(world: World, switch: Switch) -> None:
+    driver = without_its_sink(world, switch, 2, 5)
     driver._line.checkpointer.waiting.close(WAIT_S)  # its threads go with the process
     switch.is_away = False
-    assert len(published(tmp_path)) == 2
-    run(world, settings(tmp_path))
+    assert len(published(world.root)) == 2
+    run(world, settings(world.root))
     check(world, 3)
 
 
 def test_a_run_that_ends_while_a_sink_is_away_says_what_waits_and_the_next_one_publishes_it(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
+    world: World, switch: Switch
 ) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
-    go_on(driver, world, 0, 2)
-    switch.is_away = True
-    go_on(driver, world, 2, 8)
+    driver = without_its_sink(world, switch, 2, 8)
     driver.stop()
     driver.finish()
     with pytest.raises(StoreUnavailable, match="the output of 6 epochs waits"):
         driver.wait_for_sinks(lambda: True)
     driver.close(WAIT_S)
     switch.is_away = False
-    run(world, settings(tmp_path))
+    run(world, settings(world.root))
     check(world, 3)
 
 
 def test_beyond_the_bound_no_epoch_begins_until_the_sink_takes_some(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path, pending_output_bytes_max=1))
+    driver = start(world, settings(world.root, pending_output_bytes_max=1))
     waiting = driver._line.checkpointer.waiting
     looks: list[int] = []
 
@@ -340,14 +324,9 @@ def test_beyond_the_bound_no_epoch_begins_until_the_sink_takes_some(
 
 
 def test_a_run_that_is_held_up_stops_when_it_is_asked_to(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path, pending_output_bytes_max=1))
+    driver = start(world, settings(world.root, pending_output_bytes_max=1))
     switch.is_away = True
     go_on(driver, world, 0, 1)
     monkeypatch.setattr(driver, "_wait", lambda seconds: driver.stop())
@@ -356,89 +335,70 @@ def test_a_run_that_is_held_up_stops_when_it_is_asked_to(
     driver.close(WAIT_S)
 
 
-def test_without_a_bound_a_sink_that_is_away_ends_the_run(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path, pending_output_bytes_max=0))
+def test_without_a_bound_a_sink_that_is_away_ends_the_run(world: World, switch: Switch) -> None:
+    driver = start(world, settings(world.root, pending_output_bytes_max=0))
     switch.is_away = True
     with pytest.raises(StoreUnavailable):
         go_on(driver, world, 0, 1)
     driver.close(WAIT_S)
     switch.is_away = False
-    run(world, settings(tmp_path))
+    run(world, settings(world.root))
     check(world, 3)
 
 
-def test_a_start_needs_every_sink(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-) -> None:
+def test_a_start_needs_every_sink(world: World, switch: Switch) -> None:
     """What it has, and whose its place is, must be known before an epoch gets its number."""
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
+    driver = start(world, settings(world.root))
     switch.is_away = True
     go_on(driver, world, 0, 2)
     driver._line.checkpointer.waiting.close(WAIT_S)
     with pytest.raises(StoreUnavailable):
-        start(world, settings(tmp_path))
+        start(world, settings(world.root))
     switch.is_away = False
-    run(world, settings(tmp_path))
+    run(world, settings(world.root))
     check(world, 3)
 
 
 def test_an_older_snapshot_still_names_what_waits_in_the_newest_and_nothing_that_is_published(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
+    world: World, switch: Switch
 ) -> None:
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
-    go_on(driver, world, 0, 2)
-    switch.is_away = True
-    go_on(driver, world, 2, 6)
-    catalog = Catalog(open_store(str(world.root / "store")), "job")
-    by_epoch = {m.epoch: m for m in map(catalog.manifest, catalog.snapshot_ids()) if m.kind == "checkpoint"}
+    driver = without_its_sink(world, switch, 2, 6)
+    _, by_epoch = snapshots(world)
     assert [o.epoch for o in pending_outputs(by_epoch[5], newest(world))] == [4, 5]
     assert [o.epoch for o in pending_outputs(by_epoch[3], newest(world))] == []
     driver._line.checkpointer.waiting.close(WAIT_S)
 
 
-def test_a_history_that_was_left_with_output_that_waited_is_not_gone_back_to(
-    tmp_path: Path,
-    playing: Callable[[World], None],  # noqa: F811
-    switch: Switch,
-) -> None:
+def test_a_history_that_was_left_with_output_that_waited_is_not_gone_back_to(world: World, switch: Switch) -> None:
     """The sink has newer epochs by then, and would pass over it."""
-    world = world_of(tmp_path)
-    playing(world)
-    driver = start(world, settings(tmp_path))
-    go_on(driver, world, 0, 2)
-    switch.is_away = True
-    go_on(driver, world, 2, 4)
+    driver = without_its_sink(world, switch, 2, 4)
     driver._line.checkpointer.waiting.close(WAIT_S)
     switch.is_away = False
-    catalog = Catalog(open_store(str(world.root / "store")), "job")
-    by_epoch = {m.epoch: m.snapshot_id for m in map(catalog.manifest, catalog.snapshot_ids()) if m.kind == "checkpoint"}
+    catalog, by_epoch = snapshots(world)
     actor = Actor(FakeClock(), world.ids, "h", 1)
 
     def go_back(epoch: int) -> None:
-        execute_rollback(catalog, plan_rollback(catalog, f"@{by_epoch[epoch]}", takeover=True), actor)
+        execute_rollback(catalog, plan_rollback(catalog, f"@{by_epoch[epoch].snapshot_id}", takeover=True), actor)
 
     go_back(3)
-    run(world, settings(tmp_path))
+    run(world, settings(world.root))
     for epoch in (4, 5):
         with pytest.raises(InvalidConfiguration, match="may not have been published"):
             go_back(epoch)
-    assert newest(world).undelivered == (by_epoch[5],)
+    assert newest(world).undelivered == (("out", 4, 5),)
     go_back(2)
-    assert newest(world).undelivered == (by_epoch[5],), "all output of the second history was published"
+    assert newest(world).undelivered == (("out", 4, 5),), "all output of the second history was published"
+
+
+def test_a_damaged_word_about_what_is_published_keeps_nobody_from_going_back(world: World, switch: Switch) -> None:
+    driver = start(world, settings(world.root))
+    go_on(driver, world, 0, 3)
+    end(driver)
+    catalog, by_epoch = snapshots(world)
+    catalog.root.put(PUBLISHED_FILE, b"half a docum")
+    plan = plan_rollback(catalog, f"@{by_epoch[2].snapshot_id}", takeover=True)
+    execute_rollback(catalog, plan, Actor(FakeClock(), world.ids, "h", 1))
+    assert newest(world).undelivered == (("out", 4, 4),), "what is not known counts as not published"
 
 
 def test_whatever_ends_runs_whose_sink_comes_and_goes_each_batch_is_published_once(
