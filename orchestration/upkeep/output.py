@@ -8,7 +8,7 @@ from typing import Any
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.maintenance.output.upkeep import OutputPlace, keep_output, plan_output
+from state_runtime.maintenance.output.upkeep import OutputPlace, keep_output
 from state_runtime.pipeline.graph import SinkNode
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from stillstate.orchestration.config.spec import JobSpec
@@ -57,7 +57,7 @@ def plan_outputs(
     places: Sequence[OutputPlace], how: OutputUpkeep, actor: Actor, *, all_writers: bool = False
 ) -> OutputNumbers:
     """Return what `keep_outputs` would do; nothing is changed."""
-    return {place.name: plan_output(place, how, actor, all_writers=all_writers) for place in places}
+    return {place.name: keep_output(place, how, actor, dry_run=True, all_writers=all_writers) for place in places}
 
 
 def keep_outputs(

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.graph import OutputCode
 from state_runtime.spark.columns import FAILED_COLUMN
 from state_runtime.spark.sql import quoted
 
@@ -82,26 +83,12 @@ class ExpectStep:
 
 
 @dataclass(frozen=True)
-class ExpectedStep:
+class ExpectedStep(OutputCode):
     """The code of a segment that takes one output out of the rows of an `ExpectStep`.
 
     Attributes:
         output: `BAD`, or "" for the rows that fail nothing.
     """
-
-    output: str
-    every_epoch: ClassVar[bool] = False
-    kind: ClassVar[str] = "output"
-
-    @property
-    def name(self) -> str:
-        """What people read for it."""
-        return self.output or "main"
-
-    @property
-    def where(self) -> str:
-        """The step, for messages."""
-        return f"output({self.name!r})"
 
     def function(self, rows: DataFrame) -> DataFrame:
         """Return the rows of the output; those that fail have the reason as their last column.

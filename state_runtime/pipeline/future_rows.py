@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from state_runtime.pipeline.graph import FUTURE
+from state_runtime.pipeline.graph import FUTURE, OutputCode
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.spark.sql import quoted
 
@@ -59,7 +59,7 @@ def future_counts(columns: Sequence[WatermarkColumn], now_ms: int) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class FutureStep:
+class FutureStep(OutputCode):
     """The code of a segment that takes the rows that are too far ahead out of a source's, or the others.
 
     Attributes:
@@ -68,21 +68,8 @@ class FutureStep:
         now_ms: the processing time of the epoch that it is for.
     """
 
-    output: str
     columns: tuple[WatermarkColumn, ...] = ()
     now_ms: int = 0
-    every_epoch: ClassVar[bool] = False
-    kind: ClassVar[str] = "output"
-
-    @property
-    def name(self) -> str:
-        """What people read for it."""
-        return self.output or "main"
-
-    @property
-    def where(self) -> str:
-        """The step, for messages."""
-        return f"output({self.name!r})"
 
     def at(self, now_ms: int) -> FutureStep:
         """Return the code of an epoch."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.usercode import step_at
@@ -20,6 +20,7 @@ __all__ = [
     "Graph",
     "Node",
     "OperatorNode",
+    "OutputCode",
     "Port",
     "QueryNode",
     "SegmentNode",
@@ -130,6 +131,29 @@ class SegmentNode:
     code: Any
     at: str = ""
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OutputCode:
+    """What is the same in all code of segments that take one output out of the rows of a step with several.
+
+    Attributes:
+        output: its name; "" is the main one.
+    """
+
+    output: str
+    every_epoch: ClassVar[bool] = False
+    kind: ClassVar[str] = "output"
+
+    @property
+    def name(self) -> str:
+        """What people read for it."""
+        return self.output or "main"
+
+    @property
+    def where(self) -> str:
+        """The step, for messages."""
+        return f"output({self.name!r})"
 
 
 @dataclass(frozen=True)

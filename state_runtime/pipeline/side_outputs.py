@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.expectations import BAD, ExpectedStep, ExpectStep
 from state_runtime.pipeline.future_rows import FutureStep
-from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, SegmentNode, SourceNode, rewired
+from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, OutputCode, SegmentNode, SourceNode, rewired
 from state_runtime.pipeline.operators import JoinedSides, arrow_schema
 from state_runtime.processors.builtin.aggregate import AggregateOperator
 from state_runtime.processors.builtin.sessions import SessionOperator
@@ -33,26 +33,12 @@ __all__ = ["OutputStep", "side_schemas", "with_side_outputs"]
 
 
 @dataclass(frozen=True)
-class OutputStep:
+class OutputStep(OutputCode):
     """The code of a segment that takes one output out of the rows of all outputs of an operator.
 
     Attributes:
         output: its name; "" is the main one.
     """
-
-    output: str
-    every_epoch: ClassVar[bool] = False
-    kind: ClassVar[str] = "output"
-
-    @property
-    def name(self) -> str:
-        """What people read for it."""
-        return self.output or "main"
-
-    @property
-    def where(self) -> str:
-        """The step, for messages."""
-        return f"output({self.name!r})"
 
     def function(self, rows: DataFrame) -> DataFrame:
         """Return the rows of the output, with its columns."""

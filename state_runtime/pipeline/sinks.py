@@ -25,6 +25,7 @@ from state_runtime.pipeline.commit_log import is_logged, log_epoch, newest_epoch
 from state_runtime.pipeline.compactions import finish_all
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, refuse_other_files
 from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
@@ -111,6 +112,18 @@ class Sink(ABC):
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
         """Remove files that only a repetition needed; called when a later manifest no longer names `output`."""
+
+    def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
+        """Keep the sink's place in order, beside running jobs: each epoch stays there once, and stays known. None if
+        there is nothing to keep in order. (Of `ParquetSink` see maintenance/output/upkeep.py.)
+
+        Args:
+            dry_run: only say what would be done.
+
+        Raises:
+            StoreUnavailable: other writers let no attempt through; what is done is done.
+        """
+        return None
 
 
 class ParquetSink(Sink):

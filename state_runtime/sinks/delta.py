@@ -205,17 +205,9 @@ class DeltaSink(Sink):
         if self.new_columns == "add":
             self._log.add_columns(list(columns))
 
-    def upkeep(self, how: OutputUpkeep, *, dry_run: bool) -> OutputWork | None:
-        """Write small files anew as larger ones, and delete files that the table keeps no longer; None if there is no
-        table. Each epoch stays there once: the commits of upkeep have none, and Delta keeps the epochs of all writers
-        when it cleans its log.
-
-        Args:
-            dry_run: only say what would be done.
-
-        Raises:
-            StoreUnavailable: other writers changed the same files each time; what is done is done.
-        """
+    def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
+        """See `Sink.upkeep`: write small files anew as larger ones, and delete files that the table keeps no longer. The
+        commits of upkeep have no epoch, and Delta keeps the epochs of all writers when it cleans its log."""
         sizes = self._log.sizes()
         if sizes is None:
             return None

@@ -177,16 +177,9 @@ class IcebergSink(Sink):
             self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
         faults.reach("iceberg-committed")
 
-    def upkeep(self, how: OutputUpkeep, now_ms: int, *, dry_run: bool) -> OutputWork | None:
-        """Let old snapshots expire, and delete the files that only they had; None if there is no table. Which epoch is
-        there is a property of the table, which stays.
-
-        Args:
-            dry_run: only say what would be done.
-
-        Raises:
-            StoreUnavailable: other writers, or the catalog, let no attempt through.
-        """
+    def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
+        """See `Sink.upkeep`: let old snapshots expire, and delete the files that only they had. Which epoch is there is a
+        property of the table, which stays."""
         sizes = self._log.sizes()
         if sizes is None:
             return None

@@ -16,10 +16,8 @@ from state_runtime.maintenance.output.compact import compact, plan_folder
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.sinks import ParquetSink, Sink
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.sinks.delta import DeltaSink
-from state_runtime.sinks.iceberg import IcebergSink
 
-__all__ = ["OutputPlace", "keep_output", "plan_output"]
+__all__ = ["OutputPlace", "keep_output"]
 
 
 @dataclass(frozen=True)
@@ -36,42 +34,12 @@ class OutputPlace:
         return self.spec.staging_prefix.rpartition("/")[2]
 
 
-def plan_output(place: OutputPlace, how: OutputUpkeep, actor: Actor, *, all_writers: bool = False) -> OutputWork | None:
-    """Return what `keep_output` would do; nothing is changed. None if there is nothing to keep in order.
-
-    Args:
-        all_writers: Parquet: also files of other jobs in the folder, and of earlier roots of this one.
-    """
-    sink = place.sink
-    if isinstance(sink, DeltaSink):
-        return sink.upkeep(how, dry_run=True)
-    if isinstance(sink, IcebergSink):
-        return sink.upkeep(how, actor.clock.now_ms(), dry_run=True)
-    if not isinstance(sink, ParquetSink):
-        return None
-    store = place.spec.store()
-    plan = plan_folder(
-        store,
-        actor,
-        writers=None if all_writers else [place.writer],
-        target_bytes=how.target_bytes,
-        min_age_s=how.min_age_s,
-    )
-    return OutputWork(
-        place=store.url,
-        files=plan.files,
-        bytes=plan.bytes,
-        inputs=plan.inputs,
-        input_bytes=plan.input_bytes,
-        outputs=len(plan.groups),
-    )
-
-
 def keep_output(
     place: OutputPlace,
     how: OutputUpkeep,
     actor: Actor,
     *,
+    dry_run: bool = False,
     all_writers: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> OutputWork | None:
@@ -79,24 +47,31 @@ def keep_output(
     there is nothing to do for such a sink.
 
     Args:
+        dry_run: only say what would be done.
         all_writers: Parquet: also files of other jobs in the folder, and of earlier roots of this one.
         on_progress: gets the bytes that are done, and of all; Parquet only.
 
     Raises:
         CorruptData: a file cannot be read; nothing of it was removed. StoreUnavailable, OutcomeUnknown: start again.
     """
-    sink = place.sink
-    if isinstance(sink, DeltaSink):
-        return sink.upkeep(how, dry_run=False)
-    if isinstance(sink, IcebergSink):
-        return sink.upkeep(how, actor.clock.now_ms(), dry_run=False)
-    if not isinstance(sink, ParquetSink):
-        return None
-    store = place.spec.store()
+    if not isinstance(place.sink, ParquetSink):
+        return place.sink.upkeep(how, now_ms=actor.clock.now_ms(), dry_run=dry_run)
+    # Here, and not in the sink: a compaction is of a folder, with the files of any jobs.
+    store, writers = place.spec.store(), None if all_writers else [place.writer]
+    if dry_run:
+        plan = plan_folder(store, actor, writers=writers, target_bytes=how.target_bytes, min_age_s=how.min_age_s)
+        return OutputWork(
+            place=store.url,
+            files=plan.files,
+            bytes=plan.bytes,
+            inputs=plan.inputs,
+            input_bytes=plan.input_bytes,
+            outputs=len(plan.groups),
+        )
     done = compact(
         store,
         actor,
-        writers=None if all_writers else [place.writer],
+        writers=writers,
         target_bytes=how.target_bytes,
         min_age_s=how.min_age_s,
         on_progress=on_progress,

@@ -19,7 +19,7 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.output.upkeep import OutputPlace, keep_output, plan_output
+from state_runtime.maintenance.output.upkeep import OutputPlace, keep_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.sinks import ParquetSink, Sink, foreach_epoch
 from state_runtime.pipeline.staging import SinkSpec
@@ -99,7 +99,7 @@ def test_a_plan_changes_nothing(kind: str, tmp_path: Path) -> None:
     for epoch in range(1, 6):
         place.sink.publish(place.spec, staged(place.spec, epoch), None)
     before = tree(tmp_path)
-    plan = plan_output(place, NOW, ACTOR)
+    plan = keep_output(place, NOW, ACTOR, dry_run=True)
     assert tree(tmp_path) == before
     done = keep_output(place, NOW, ACTOR)
     assert plan is not None
@@ -124,7 +124,7 @@ def tree(place: Path) -> dict[str, int]:
 def test_a_sink_without_a_place_of_ours_has_no_upkeep_and_a_table_that_is_not_there_has_none(tmp_path: Path) -> None:
     sink = foreach_epoch(lambda df, epoch: None)
     place = OutputPlace("f", sink, sink.spec("orders", "0" * 16, "f", (str(tmp_path), {})))
-    assert plan_output(place, NOW, ACTOR) is None
+    assert keep_output(place, NOW, ACTOR, dry_run=True) is None
     assert keep_output(place, NOW, ACTOR) is None
     for kind in ("delta", "iceberg"):
         (tmp_path / kind).mkdir()
@@ -232,7 +232,7 @@ def test_files_that_somebody_else_takes_out_each_time_end_the_upkeep_and_nothing
     assert isinstance(sink, DeltaSink)
     sink._log._wait = wait_none()
     with pytest.raises(StoreUnavailable, match="took no commit in 3 attempts"):
-        sink.upkeep(NOW, dry_run=False)
+        sink.upkeep(NOW, now_ms=0, dry_run=False)
     assert rows_of("delta", tmp_path) == [0, 1]
 
 
