@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import select
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.process_space import process_space
 from state_runtime.base.usercode import user_traceback
 from stillstate.orchestration.config.spec import JobSpec, Spec
 
 if TYPE_CHECKING:
+    from state_runtime.base.actor import Actor
     from state_runtime.snapshot.catalog import Catalog
 
 __all__ = [
@@ -33,6 +38,7 @@ __all__ = [
     "job_or_only",
     "print_json",
     "print_table",
+    "this_process",
 ]
 
 P = ParamSpec("P")
@@ -53,6 +59,13 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log each step to stderr (warnings are always logged).")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
+
+
+def this_process() -> Actor:
+    """Return the party that reads and writes stores for this command."""
+    from state_runtime.base.actor import Actor
+
+    return Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.durations import parse_duration_s
-from state_runtime.base.ids import SYSTEM_IDS
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -20,6 +16,7 @@ from stillstate.orchestration.commands.base import (
     catalog_of,
     guarded,
     print_json,
+    this_process,
 )
 from stillstate.orchestration.config.spec import JobSpec, load_spec
 
@@ -92,7 +89,7 @@ def compact_output(
     spec = file.job(job)
     places = places_of(spec, file.file.parent, catalog_of(spec).job_info().uid, sink or ())
     how = _upkeep(spec, target_mib, min_age, history)
-    done = _kept(job, places, how, _actor(), all_writers=all_writers, planned=plan)
+    done = _kept(job, places, how, this_process(), all_writers=all_writers, planned=plan)
     if as_json:
         print_json({"job": job, "plan": plan, "sinks": {name: output_json(work) for name, work in done.items()}})
     else:
@@ -134,12 +131,6 @@ def _kept(
                 bar(done, total)
 
         return keep_outputs(places, how, actor, all_writers=all_writers, on_progress=show)
-
-
-def _actor() -> Actor:
-    from state_runtime.base.actor import Actor
-
-    return Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
 
 
 def register(app: typer.Typer) -> None:

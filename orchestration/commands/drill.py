@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from typing import Annotated
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.ids import SYSTEM_IDS
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -18,6 +14,7 @@ from stillstate.orchestration.commands.base import (
     catalog_of,
     guarded,
     print_json,
+    this_process,
 )
 from stillstate.orchestration.config.spec import load_spec
 
@@ -43,12 +40,11 @@ def drill(
     Neither Spark nor Java is needed. The exit code is 0 if the whole state was restored, 5 if something is damaged or
     was restored differently.
     """
-    from state_runtime.base.actor import Actor
     from stillstate.orchestration.show.progress import count_bar
     from stillstate.orchestration.upkeep.drill import drill_job, drill_json, drill_text
 
     spec = load_spec(config).job(job)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    actor = this_process()
     with count_bar(f"{job}: drill", "shards") as on_progress:
         report = drill_job(spec, catalog_of(spec), actor, snapshot_id=snapshot, on_progress=on_progress)
     if as_json:

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import Backend, VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.orchestration.commands.base import (
@@ -25,6 +20,7 @@ from stillstate.orchestration.commands.base import (
     guarded,
     print_json,
     print_table,
+    this_process,
 )
 from stillstate.orchestration.config.spec import load_spec
 
@@ -225,13 +221,12 @@ def fork(
 
 
 def _migrator(job: str, config: Path | None) -> Migrator:
-    from state_runtime.base.actor import Actor
     from stillstate.orchestration.launchers import build_launcher
     from stillstate.orchestration.migration.migrate import migrator_of
 
     spec = load_spec(config)
     job_spec = spec.job(job)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
+    actor = this_process()
     return migrator_of(
         job_spec,
         catalog_of,

@@ -3,8 +3,6 @@ that they are complete."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import VerifyLevel
-from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json, this_process
 
 if TYPE_CHECKING:
     from state_runtime.maintenance.move.execute import MoveResult
@@ -185,7 +181,7 @@ def _carry(
             independent=independent,
             progress=None if bar is None else lambda now: bar(now.bytes_done, now.bytes),
             threads=threads,
-            actor=Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space()),
+            actor=this_process(),
         )
     _show(plan, result, result_text(result), as_json=as_json)
 

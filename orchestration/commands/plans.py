@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.durations import parse_duration_s
-from state_runtime.base.ids import SYSTEM_IDS
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -23,11 +19,11 @@ from stillstate.orchestration.commands.base import (
     guarded,
     print_json,
     print_table,
+    this_process,
 )
 from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
-    from state_runtime.base.actor import Actor
     from state_runtime.base.settings import RetentionPolicy
     from state_runtime.maintenance.plans import Kind
     from state_runtime.store import Store
@@ -66,12 +62,6 @@ gc_app = typer.Typer(
     epilog="Example: stillstate gc plan flights, then: stillstate gc apply flights",
     rich_markup_mode=None,
 )
-
-
-def _actor() -> Actor:
-    from state_runtime.base.actor import Actor
-
-    return Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
 
 
 def _root(job: JobSpec) -> Store:
@@ -130,7 +120,7 @@ def retention_plan(
         "max_count": max_count,
     }
     policy: RetentionPolicy | None = RetentionPolicy(**given) if any(given.values()) else None
-    retaining = Retaining.of_job(spec, _root(spec), _actor(), policy=policy, share_max=max_share)
+    retaining = Retaining.of_job(spec, _root(spec), this_process(), policy=policy, share_max=max_share)
     plan = retaining.plan()
     said = keep_plan(spec, "retention", plan.write, out)
     if as_json:
@@ -171,7 +161,9 @@ def gc_plan(
 
     spec = load_spec(config).job(job)
     min_age_s = None if min_age is None else parse_duration_s(min_age)
-    collecting = Collecting.of_job(spec, _root(spec), _actor(), min_age_s=min_age_s, unsafe_min_age=unsafe_min_age)
+    collecting = Collecting.of_job(
+        spec, _root(spec), this_process(), min_age_s=min_age_s, unsafe_min_age=unsafe_min_age
+    )
     with count_bar(f"list {job}", "objects") as on_listed:
         plan = collecting.plan(on_listed)
     said = keep_plan(spec, "gc", plan.write, out)
@@ -234,7 +226,7 @@ def _applied(kind: Kind, plan_file: str, config: Path | None, *, as_json: bool) 
     found.check_job(job)
     spec = load_spec(config).job(job)
     with count_bar(f"retention of {job}" if kind == "retention" else f"collect {job}", "objects") as on_progress:
-        done = twin.of_job(spec, _root(spec), _actor()).apply(plan, on_progress)
+        done = twin.of_job(spec, _root(spec), this_process()).apply(plan, on_progress)
     found.executed()
     if as_json:
         print_json({"job": job, **done.document})

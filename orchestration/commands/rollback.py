@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Annotated
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import VerifyLevel
 from stillstate.orchestration.commands.base import (
     ConfigOption,
@@ -20,6 +15,7 @@ from stillstate.orchestration.commands.base import (
     catalog_of,
     guarded,
     print_json,
+    this_process,
 )
 from stillstate.orchestration.commands.places import NamedPlace, named_place
 from stillstate.orchestration.config.effective_settings import refuse_while_migrating
@@ -62,7 +58,6 @@ def rollback(
     Nothing is overwritten: later snapshots of the job are kept (until garbage collection), and you can go back to them
     too. Output that was published since then is also kept; output that is made again has higher epoch numbers.
     """
-    from state_runtime.base.actor import Actor
     from state_runtime.driver.rollback import execute_rollback, plan_rollback
     from state_runtime.maintenance.copy.objects import CopyProgress
     from stillstate.orchestration.show.deletions import confirm
@@ -89,7 +84,7 @@ def rollback(
             print(f"would do this: {what}")
         return
     confirm(what if yes else f"{what} Go on?", yes=yes)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
+    actor = this_process()
     with bytes_bar(f"{job}: check") as read:
         refuse_damaged(catalog, plan, actor, verify, read)
     with count_bar(f"{job}: copy", "objects") as show:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.process_space import process_space
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -19,6 +14,7 @@ from stillstate.orchestration.commands.base import (
     guarded,
     print_json,
     print_table,
+    this_process,
 )
 from stillstate.orchestration.config.effective_settings import refuse_while_migrating
 from stillstate.orchestration.config.spec import load_spec
@@ -73,7 +69,6 @@ def set_source(
     A snapshot with the new position becomes the newest. Those before it have the old one: `stillstate rollback` takes
     the move back.
     """
-    from state_runtime.base.actor import Actor
     from state_runtime.driver.set_source import execute_set_source, plan_set_source
     from state_runtime.sources.kafka_seek import parse_to
     from stillstate.orchestration.running.kafka_sources import kafka_source
@@ -100,7 +95,7 @@ def set_source(
             print(f"would do this: {what}")
         return
     confirm(what if yes else f"{what} Go on?", yes=yes)
-    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid(), process_space())
+    actor = this_process()
     made = execute_set_source(catalog, plan, actor)
     if as_json:
         print_json({**shown, "made": made.snapshot_id})

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +102,29 @@ def drivers() -> Iterator[list[Driver]]:
             driver.process.wait()
 
 
+def dies_and_is_gone_on_with(drivers: list[Driver], point: str, first: Driver, then: Callable[[], Driver]) -> None:
+    """A driver that dies at its point, and one that starts again and comes to the end of its input."""
+    drivers.append(first)
+    code, lines = first.end()
+    assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+    drivers.append(then())
+    code, lines = drivers[-1].end()
+    assert code == 0, f"{point}: {lines}"
+
+
+def crash_tables(
+    root: Path, drivers: list[Driver], sinks: str, points: Sequence[str], assert_equal: Callable[[], None]
+) -> None:
+    """Of a job with tables of one kind: at the points of each checkpoint, and at those of the tables; each time new input
+    comes, and the tables are compared with a batch query."""
+    for number, point in enumerate(("before-manifest", "manifest-written", "before-publish", "published", *points)):
+        write_input(root / "in", 2 * number, 2)
+        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
+        first = Driver(root, sinks, "parallelism=3", kill_at=kill_at)
+        dies_and_is_gone_on_with(drivers, point, first, lambda: Driver(root, sinks))
+        assert_equal()
+
+
 def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
     spark: SparkSession, tmp_path: Path, drivers: list[Driver]
 ) -> None:
@@ -111,12 +134,9 @@ def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
         write_input(tmp_path / "in", files, 3)
         files += 3
         # The first passage of a run is a special one (restored state, a fresh directory): take it every other time.
-        drivers.append(Driver(tmp_path, kill_at=f"{point}:{1 + number % 2}"))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
+        dies_and_is_gone_on_with(
+            drivers, point, Driver(tmp_path, kill_at=f"{point}:{1 + number % 2}"), lambda: Driver(tmp_path)
+        )
         assert_equals_batch(spark, tmp_path)
     catalog = Catalog(open_store(str(tmp_path / "store")), "steps")
     newest = catalog.latest()
@@ -135,12 +155,12 @@ def test_every_crash_of_a_job_with_several_sources_and_joins_is_repaired_by_one_
         for name in ("orders", "refunds"):
             write_orders(tmp_path / name, files=2, first=files)
         files += 2
-        drivers.append(Driver(tmp_path, "orders,refunds", "3", kill_at=f"{point}:{1 + number % 2}", module=joins))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, "refunds,orders", "2", module=joins))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
+        dies_and_is_gone_on_with(
+            drivers,
+            point,
+            Driver(tmp_path, "orders,refunds", "3", kill_at=f"{point}:{1 + number % 2}", module=joins),
+            lambda: Driver(tmp_path, "refunds,orders", "2", module=joins),
+        )
     check(spark, tmp_path, "left-outer")
 
 
@@ -148,25 +168,11 @@ def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
     spark: SparkSession, tmp_path: Path, drivers: list[Driver]
 ) -> None:
     """Appended rows and merged ones, whatever of an epoch was in the table when its driver died."""
-    files = 0
     # An epoch passes the last point twice, the other one once: rows of merges get no names in the table's folder.
     of_delta = {"delta-moved": (1, 2), "delta-committed": (1, 2, 3)}
     assert set(of_delta) == set(DELTA_KILL_POINTS)
-    points = [
-        *("before-manifest", "manifest-written", "before-publish", "published"),
-        *(f"{point}:{passage}" for point, passages in of_delta.items() for passage in passages),
-    ]
-    for number, point in enumerate(points):
-        write_input(tmp_path / "in", files, 2)
-        files += 2
-        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
-        drivers.append(Driver(tmp_path, "--delta", "parallelism=3", kill_at=kill_at))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, "--delta"))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
-        assert_delta_equals_batch(spark, tmp_path)
+    points = [f"{point}:{passage}" for point, passages in of_delta.items() for passage in passages]
+    crash_tables(tmp_path, drivers, "--delta", points, lambda: assert_delta_equals_batch(spark, tmp_path))
 
 
 def test_every_crash_of_a_job_that_writes_iceberg_tables_is_repaired(
@@ -174,22 +180,8 @@ def test_every_crash_of_a_job_that_writes_iceberg_tables_is_repaired(
 ) -> None:
     """Appended rows and merged ones, whatever of an epoch was in the table when its driver died. A start makes a commit
     for each table, too: whose it is."""
-    files = 0
-    points = [
-        *("before-manifest", "manifest-written", "before-publish", "published"),
-        *(f"{point}:{passage}" for point in ICEBERG_KILL_POINTS for passage in (1, 2, 3)),  # two passages an epoch
-    ]
-    for number, point in enumerate(points):
-        write_input(tmp_path / "in", files, 2)
-        files += 2
-        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
-        drivers.append(Driver(tmp_path, "--iceberg", "parallelism=3", kill_at=kill_at))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, "--iceberg"))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
-        assert_iceberg_equals_batch(spark, tmp_path)
+    points = [f"{point}:{passage}" for point in ICEBERG_KILL_POINTS for passage in (1, 2, 3)]  # two passages an epoch
+    crash_tables(tmp_path, drivers, "--iceberg", points, lambda: assert_iceberg_equals_batch(spark, tmp_path))
 
 
 @pytest.mark.servers
@@ -201,23 +193,12 @@ def test_every_crash_of_a_job_that_writes_sql_tables_is_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Appended rows and merged ones, whatever of an epoch was in the database when its driver died."""
-    files, database = 0, postgres_server.database()
+    database = postgres_server.database()
     monkeypatch.setenv(DATABASE_ENV, postgres_server.url(database))
-    points = [
-        *("before-manifest", "manifest-written", "before-publish", "published"),
-        *(f"{point}:{passage}" for point in SQL_KILL_POINTS for passage in (1, 2, 3)),  # two passages an epoch
-    ]
-    for number, point in enumerate(points):
-        write_input(tmp_path / "in", files, 2)
-        files += 2
-        kill_at = point if ":" in point else f"{point}:{1 + number % 2}"
-        drivers.append(Driver(tmp_path, "--sql", "parallelism=3", kill_at=kill_at))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, "--sql"))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
-        assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
+    points = [f"{point}:{passage}" for point in SQL_KILL_POINTS for passage in (1, 2, 3)]  # two passages an epoch
+    crash_tables(
+        tmp_path, drivers, "--sql", points, lambda: assert_sql_equals_batch(spark, tmp_path, postgres_server, database)
+    )
 
 
 @pytest.mark.servers
@@ -235,12 +216,9 @@ def test_every_crash_of_a_job_with_a_kafka_sink_is_repaired(
     for point in points:
         write_input(tmp_path / "in", files, 2)
         files += 2
-        drivers.append(Driver(tmp_path, servers, "parallelism=3", kill_at=point))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, servers))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
+        dies_and_is_gone_on_with(
+            drivers, point, Driver(tmp_path, servers, "parallelism=3", kill_at=point), lambda: Driver(tmp_path, servers)
+        )
         assert_kafka_equals_batch(spark, tmp_path, kafka.bootstrap)
 
 
@@ -252,12 +230,12 @@ def test_every_crash_of_a_plain_query_is_repaired_by_one_with_other_shards(
     for number, point in enumerate(KILL_POINTS):
         write_rows(tmp_path, range(files, files + 2), late=0)
         files += 2
-        drivers.append(Driver(tmp_path, "3", kill_at=f"{point}:{1 + number % 2}", module=queries))
-        code, lines = drivers[-1].end()
-        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
-        drivers.append(Driver(tmp_path, "2", module=queries))
-        code, lines = drivers[-1].end()
-        assert code == 0, f"{point}: {lines}"
+        dies_and_is_gone_on_with(
+            drivers,
+            point,
+            Driver(tmp_path, "3", kill_at=f"{point}:{1 + number % 2}", module=queries),
+            lambda: Driver(tmp_path, "2", module=queries),
+        )
     undisturbed = tmp_path / "undisturbed"
     write_rows(undisturbed, range(files), late=0)
     drivers.append(Driver(undisturbed, "2", module=queries))
