@@ -206,8 +206,10 @@ class DeltaSink(Sink):
             self._log.add_columns(list(columns))
 
     def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
-        """See `Sink.upkeep`: write small files anew as larger ones, and delete files that the table keeps no longer. The
-        commits of upkeep have no epoch, and Delta keeps the epochs of all writers when it cleans its log."""
+        """See `Sink.upkeep`: write small files anew as larger ones, and delete files that the table keeps no longer.
+
+        The commits of upkeep have no epoch, and Delta keeps the epochs of all writers when it cleans its log.
+        """
         sizes = self._log.sizes()
         if sizes is None:
             return None

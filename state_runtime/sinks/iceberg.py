@@ -178,8 +178,10 @@ class IcebergSink(Sink):
         faults.reach("iceberg-committed")
 
     def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
-        """See `Sink.upkeep`: let old snapshots expire, and delete the files that only they had. Which epoch is there is a
-        property of the table, which stays."""
+        """See `Sink.upkeep`: let old snapshots expire, and delete the files that only they had.
+
+        Which epoch is there is a property of the table, which stays.
+        """
         sizes = self._log.sizes()
         if sizes is None:
             return None

@@ -250,8 +250,10 @@ def open_run(
 
 
 def _is_delivered(root: Store, newest: Manifest) -> bool:
-    """Return whether all output that the newest snapshot names is certainly published. Nobody is kept from going back by
-    a document that only says so."""
+    """Return whether all output that the newest snapshot names is certainly published.
+
+    Nobody is kept from going back by a document that only says so.
+    """
     try:
         return is_published(root, newest.outputs)
     except (CorruptManifest, UnsupportedFormat):

@@ -123,7 +123,7 @@ def test_a_crash_leaves_the_old_position_or_the_new_one(flights: JobRoot, monkey
     assert flights.catalog.latest() == before
     flights.clock.advance_s(60)
     with monkeypatch.context() as patch:
-        patch.setattr("state_runtime.driver.set_source.write_status", dies)
+        patch.setattr("state_runtime.driver.set_source.write_stopped", dies)
         with pytest.raises(StoreUnavailable):
             execute_set_source(flights.catalog, planned(flights), actor(flights))
     after = flights.catalog.latest()
