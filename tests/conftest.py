@@ -34,7 +34,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 
-# Tests that take more than six seconds each and whose law a smaller one, or another variant, holds in `make test`.
+# Tests that take long and whose law a smaller one, or another variant, holds in `make test`; and those over the whole
+# year of flights, which takes most of a minute to make.
 LONG = frozenset((ROOT / "tests" / "long.txt").read_text("utf-8").splitlines())
 
 
