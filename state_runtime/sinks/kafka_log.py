@@ -188,6 +188,7 @@ class KafkaLog:
             self._seen = None
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
+            faults.reach("kafka-fenced")
             self._newest = self._look(stable=True)
 
     def _transact(self, mark: EpochMark, records: Iterable[Record]) -> None:
