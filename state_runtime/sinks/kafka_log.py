@@ -31,7 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, InvalidConfiguration, SnapshotInUse, StoreUnavailable
 from state_runtime.base.patience import patience_s
-from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, library
+from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, error_of, library
 from state_runtime.sinks.kafka_records import Record
 
 __all__ = ["EpochMark", "KafkaLog", "WhenUnknown"]
@@ -324,9 +324,12 @@ class KafkaLog:
         """Turn the library's errors into what they mean; after any error the producer is given up."""
         try:
             yield
-        except library().KafkaException as error:
+        except (library().KafkaException, SystemError) as error:
             self._give_up()
-            meaning = self._access.meaning(error.args[0], self._topic, self.writer, self._seen)
+            said = error_of(error)
+            if said is None:
+                raise
+            meaning = self._access.meaning(said, self._topic, self.writer, self._seen)
             if isinstance(meaning, FencedOut):
                 meaning = self._fenced(meaning)
             _LOG.info("Kafka topic %s: %s", self._topic, meaning)
@@ -358,7 +361,9 @@ class KafkaLog:
             return
         try:
             producer.abort_transaction(_ABORT_S_MAX)
-        except library().KafkaException as error:
+        except (library().KafkaException, SystemError) as error:
+            if error_of(error) is None:
+                raise
             # None was open, or the broker is away: the next `init_transactions` ends it.
             _LOG.debug("Kafka topic %s: nothing was aborted: %s", self._topic, error)
         producer.purge()

@@ -1,6 +1,6 @@
 """The job of `make soak-edges --jobs`, as a process: Kafka in, every sink out, rows and totals.
 
-    python -m tests.soak.edges_job ROOT BROKER DATABASE [--to-end]
+python -m tests.soak.edges_job ROOT BROKER DATABASE [--to-end]
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def job_of(root: Path, broker: str, database: str) -> StreamingJob:
         materialize_max_segments=8,
     )
     job = StreamingJob("edges", store=str(root / "store"), settings=settings)
-    source = sources.kafka(
-        INPUT, bootstrap_servers=broker, starting="earliest", max_offsets_per_trigger=ROWS_PER_EPOCH
-    )
+    source = sources.kafka(INPUT, bootstrap_servers=broker, starting="earliest", max_offsets_per_trigger=ROWS_PER_EPOCH)
     rows = job.read(source, name="events").transform(
         lambda df: df.selectExpr(f"from_json(CAST(value AS STRING), '{_COLUMNS}') AS c").select("c.*")
     )

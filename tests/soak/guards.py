@@ -287,6 +287,14 @@ GUARDS: tuple[Guard, ...] = (
         f"{_KAFKA}test_kafka_keeps_the_contract_of_sinks",
     ),
     Guard(
+        "kafka-reads-errors-behind-callbacks",
+        "state_runtime/sinks/kafka_access.py",
+        "    raised = error.__cause__ if isinstance(error, SystemError) else error\n",
+        "    raised = error\n",
+        "tests/state_runtime/sinks/test_kafka_sink.py::"
+        "test_an_error_means_the_same_if_a_callback_was_called_while_it_was_raised",
+    ),
+    Guard(
         "kafka-looks-before-it-writes",
         "state_runtime/sinks/kafka_log.py",
         "        if self._has(self._newest, mark):\n            return False\n",
