@@ -102,6 +102,14 @@ class KafkaLog:
         """
         return self._patiently(lambda: self._look(stable=False))
 
+    def has(self, mark: EpochMark) -> bool:
+        """Return whether the topic has an epoch by now, whatever this producer knows. Nobody is fenced.
+
+        Raises:
+            SnapshotInUse: it has other records for it.
+        """
+        return self._patiently(lambda: self._has(self._look(stable=False), mark))
+
     def begin(self, *, is_new: bool) -> EpochMark | None:
         """Fence all other producers of this writer, settle what they have open, and return what is committed then.
 

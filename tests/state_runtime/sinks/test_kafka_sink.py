@@ -170,13 +170,12 @@ def test_an_error_means_the_same_if_a_callback_was_called_while_it_was_raised(
 ) -> None:
     """Python makes it the cause of a SystemError then; one with another cause, or none, stays what it is."""
     log = KafkaLog("t", KafkaAccess(NOBODY), "w", "orders/out", timeout_s=1)
+    raised: Exception = KafkaException(KafkaError(code))
+    if is_hidden:
+        hidden, raised = raised, SystemError("<function> returned a result with an exception set")
+        raised.__cause__ = hidden
     with pytest.raises(kind), log._explained():
-        try:
-            raise KafkaException(KafkaError(code))
-        except KafkaException as error:
-            if is_hidden:
-                raise SystemError("<function> returned a result with an exception set") from error
-            raise
+        raise raised
     with pytest.raises(SystemError), log._explained():
         raise SystemError("something else") from ValueError("of another library")
 
