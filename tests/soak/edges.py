@@ -3,6 +3,7 @@
     python -m tests.soak.edges --kills 200 --seed 7
     python -m tests.soak.edges --life 7-12               # one life again: the same draws, other moments
     python -m tests.soak.edges --only delta iceberg      # without a server
+    python -m tests.soak.edges --kills 0 --jobs 1        # a whole job alone
 
 A *life* is a target (a Delta or an Iceberg table, a topic of a real Kafka broker, a table of a real PostgreSQL; rows are
 appended, or merged by key) and eight disturbances: a driver dies at a step of its own or of the sink, or at a drawn
@@ -12,8 +13,9 @@ names. At the end a driver is left alone, an old one publishes all again, and th
 once: those that were staged by the driver whose manifest names them, in order where the sink promises an order; merged
 ones are what a dict keeps.
 
-Drivers are processes without Spark: they call sinks by their public port, in the order in which a run does. Each
-disturbance of a target comes once before any comes again.
+These drivers are processes without Spark: they call sinks by their public port, in the order in which a run does. Each
+disturbance of a target comes once before any comes again. Behind them come whole jobs, with Spark, Kafka in and every
+sink out (`edges_jobs.py`), whose driver, broker and database die; each target is compared with the input.
 """
 
 from __future__ import annotations
@@ -25,21 +27,23 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from examples.servers.kafka import KafkaBroker
+from examples.servers.postgres import PostgresServer
 from tests.soak.edges_lives import Blow, LawBroken, Life, Server, live, name_of, target_of
-from tests.soak.edges_targets import TARGETS
+from tests.soak.edges_targets import TARGETS, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "tests" / "soak" / "reports" / "edges.json"
@@ -57,6 +61,7 @@ class Report:
 
     seed: int
     lives: int = 0
+    jobs: int = 0
     seconds: float = 0.0
     kills_in_all: int = 0
     rows: int = 0
@@ -67,16 +72,23 @@ class Report:
     kills: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, life: Life) -> None:
-        """Take note of a life that held the law."""
-        self.lives += 1
-        self.rows += life.rows
-        self.epochs += life.epochs
-        self.kills_in_all += life.kills.total()
-        for (kind, point), times in sorted(life.kills.items()):
+    @property
+    def so_far(self) -> str:
+        return f"{self.kills_in_all} kills so far, {self.lost} rows lost, {self.doubled} doubled"
+
+    def add(self, target: str, kills: Counter[tuple[str, str]], rows: int) -> None:
+        """Take note of a target whose readers saw each row once."""
+        self.rows += rows
+        self.kills_in_all += kills.total()
+        for (kind, point), times in sorted(kills.items()):
             self.of_kinds[kind] = self.of_kinds.get(kind, 0) + times
-            steps = self.kills.setdefault(life.target.name, {}).setdefault(kind, {})
+            steps = self.kills.setdefault(target, {}).setdefault(kind, {})
             steps[point] = steps.get(point, 0) + times
+
+    def note(self, life: Life) -> None:
+        """Take note of what else happened in a life."""
+        self.lives += 1
+        self.epochs += life.epochs
         self.notes = dict(sorted((Counter(self.notes) + life.notes).items()))
 
 
@@ -86,28 +98,22 @@ class _Servers:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self._made: dict[str, tuple[Server, str]] = {}
+
+    @cached_property
+    def broker(self) -> KafkaBroker:
+        return self._stack.enter_context(KafkaBroker(self._folder / "broker"))
+
+    @cached_property
+    def database(self) -> PostgresServer:
+        server = PostgresServer()
+        self._stack.callback(server.close)
+        return server
 
     def of(self, kind: str) -> tuple[Server | None, str]:
         """The server of a kind and its address; of none if the kind is empty."""
-        if not kind:
-            return None, ""
-        if kind not in self._made:
-            self._made[kind] = self._broker() if kind == "broker" else self._database()
-        return self._made[kind]
-
-    def _broker(self) -> tuple[Server, str]:
-        from examples.servers.kafka import KafkaBroker
-
-        broker = self._stack.enter_context(KafkaBroker(self._folder / "broker"))
-        return broker, broker.bootstrap
-
-    def _database(self) -> tuple[Server, str]:
-        from examples.servers.postgres import PostgresServer
-
-        server = PostgresServer()
-        self._stack.callback(server.close)
-        return server, server.url()
+        if kind == "broker":
+            return self.broker, self.broker.bootstrap
+        return (self.database, self.database.url()) if kind else (None, "")
 
 
 @contextmanager
@@ -118,42 +124,82 @@ def _all_servers() -> Iterator[_Servers]:
         yield _Servers(folder, stack)
 
 
-class _Told:
-    """A line at each life, and within one if it takes long."""
+class Told:
+    """A line for what is done, and one each while for what is under way, by a thread of its own."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.under_way = ""
         self._told_s = self.begun_s = time.monotonic()
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Told:
+        threading.Thread(target=self._tick, name="told", daemon=True).start()
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._is_over.set()
 
     def say(self, text: str) -> None:
         self._told_s = time.monotonic()
         self.console.print(f"{self._told_s - self.begun_s:6.0f} s  {text}", highlight=False, soft_wrap=True)
 
-    def of_blow(self, name: str, blow: Blow) -> None:
-        if time.monotonic() - self._told_s > _TOLD_EVERY_S:
-            self.say(f"life {name}, {target_of(name).name}: {blow.kind} at {blow.point}")
+    def _tick(self) -> None:
+        while not self._is_over.wait(1):
+            if time.monotonic() - self._told_s > _TOLD_EVERY_S:
+                self.say(f"under way: {self.under_way}")
 
 
-def play(names: Iterator[str], kills: int, report: Report, told: _Told) -> bool:
-    """Play lives until there were so many kills. Return whether all held the law."""
-    with _all_servers() as servers:
-        for name in names:
-            server, address = servers.of(target_of(name).server)
-            try:
-                life = live(name, server, address, tell=partial(told.of_blow, name))
-            except LawBroken as error:
-                told.console.print(f"life {name}: {error}\nAgain: --life {name}", style="red", markup=False)
-                return False
-            shutil.rmtree(life.place.folder)
-            report.add(life)
-            report.seconds = round(time.monotonic() - told.begun_s, 1)
-            told.say(
-                f"life {name}, {life.target.name}: {life.kills.total()} kills, {life.rows} rows each there once; "
-                f"{report.kills_in_all} kills so far"
-            )
-            if report.kills_in_all >= kills:
-                return True
-    return True
+def play_lives(names: Iterator[str], kills: int, servers: _Servers, report: Report, told: Told) -> None:
+    """Play lives until there were so many kills.
+
+    Raises:
+        LawBroken: names the life.
+    """
+    for name in names:
+        target = target_of(name)
+
+        def tell(blow: Blow, name: str = name, target: Target = target) -> None:
+            told.under_way = f"life {name}, {target.name}: {blow.kind} at {blow.point}"
+
+        with _named(f"--life {name}"):
+            life = live(name, *servers.of(target.server), tell=tell)
+        shutil.rmtree(life.place.folder)
+        report.add(target.name, life.kills, life.rows)
+        report.note(life)
+        told.say(f"life {name}, {target.name}: {life.kills.total()} kills, {life.rows} rows; {report.so_far}")
+        if report.kills_in_all >= kills:
+            return
+
+
+def play_jobs(numbers: Iterable[int], servers: _Servers, report: Report, told: Told) -> None:
+    """Play whole jobs.
+
+    Raises:
+        LawBroken: names the job.
+    """
+    from tests.soak.edges_jobs import live_job
+
+    for number in numbers:
+
+        def tell(blow: str, number: int = number) -> None:
+            told.under_way = f"job {number}: {blow}"
+            told.say(told.under_way)
+
+        with _named(f"--job {number} --seed {report.seed}"):
+            job = live_job(report.seed, number, servers.broker, servers.database, tell)
+        shutil.rmtree(job.folder)
+        report.add("a whole job", job.kills, job.rows)
+        report.jobs += 1
+        told.say(f"job {number}: {job.kills.total()} kills, {job.rows} rows; {report.so_far}")
+
+
+@contextmanager
+def _named(again: str) -> Iterator[None]:
+    try:
+        yield
+    except LawBroken as error:
+        raise LawBroken(f"{error}\nAgain: {again}") from error
 
 
 def table_of(report: Report) -> Table:
@@ -180,9 +226,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak.edges", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=200, help="how many, at least (200)")
+    parser.add_argument("--kills", type=int, default=200, help="of drivers without Spark, at least (200)")
+    parser.add_argument("--jobs", type=int, default=2, help="whole jobs behind them, of about ten kills each (2)")
     parser.add_argument("--seed", type=int, default=None, help="what is drawn (STILLSTATE_TEST_SEED, or a new one)")
     parser.add_argument("--life", default="", help="play one life again, by the name in the error")
+    parser.add_argument("--job", type=int, default=None, help="play one job again, by its number and --seed")
     parser.add_argument("--only", nargs="*", default=[], choices=sorted({t.name.partition(",")[0] for t in TARGETS}))
     parser.add_argument("--report", type=Path, default=REPORT, help="JSON with the counts")
     given = parser.parse_args(argv)
@@ -190,20 +238,26 @@ def main(argv: list[str] | None = None) -> int:
     drawn = int(wanted) if wanted else random.SystemRandom().randrange(1 << 32)
     report = Report(drawn if given.seed is None else given.seed)
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    told = _Told(console)
+    is_again = bool(given.life) or given.job is not None
     names = iter([given.life]) if given.life else (name_of(report.seed, n) for n in _numbers(given.only))
-    told.say(f"life {given.life} again" if given.life else f"seed {report.seed}, at least {given.kills} kills")
-    held = play(names, given.kills, report, told)
+    jobs = [given.job] if given.job is not None else range(0 if given.life or given.only else given.jobs)
+    code = 0
+    with Told(console) as told, _all_servers() as servers:
+        told.say(f"seed {report.seed}")
+        try:
+            if given.job is None and given.kills > 0:
+                play_lives(names, given.kills, servers, report, told)
+            play_jobs(jobs, servers, report, told)
+        except LawBroken as error:
+            console.print(str(error), style="red", markup=False)
+            code = 1
+    report.seconds = round(time.monotonic() - told.begun_s, 1)
     console.print(table_of(report))
-    if held and not given.life:
+    if code == 0 and not is_again:
         given.report.parent.mkdir(parents=True, exist_ok=True)
-        given.report.write_text(json.dumps(_as_json(report), indent=2) + "\n")
+        given.report.write_text(json.dumps(asdict(report), indent=2) + "\n")
         console.print(f"written to {given.report.name}")
-    return 0 if held else 1
-
-
-def _as_json(report: Report) -> dict[str, Any]:
-    return {**asdict(report), "of_kinds": dict(sorted(report.of_kinds.items()))}
+    return code
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -107,11 +108,9 @@ class _Driver:
         code = self.process.wait()
         self._guard.cancel()
         self._errors.close()
-        # Its JVM ends when it does; what a kill has left of its group ends now.
-        try:
+        # What a kill at a point has left: its JVM and its workers.
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return code
         return code
 
     def lives_for(self, seconds: float) -> bool:
@@ -141,6 +140,16 @@ class JobLife:
     sent: int = 0
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     rows: int = 0
+    _drivers: list[_Driver] = field(default_factory=list)
+
+    def _begun(self, *arguments: str, kill_at: str = "") -> _Driver:
+        self._drivers.append(_Driver(self, *arguments, kill_at=kill_at))
+        return self._drivers[-1]
+
+    def close(self) -> None:
+        """No driver outlives its job."""
+        for driver in self._drivers:
+            driver.kill()
 
     def send(self, epochs: int) -> None:
         """More input, of about so many epochs."""
@@ -167,7 +176,7 @@ class JobLife:
 
     def _driver_dies_at(self, point: str) -> None:
         self.send(4)
-        driver = _Driver(self, "--to-end", kill_at=f"{point}:{self.draw.choice((1, 2, 3, 5))}")
+        driver = self._begun("--to-end", kill_at=f"{point}:{self.draw.choice((1, 2, 3, 5))}")
         code = driver.end()
         if code not in (0, -signal.SIGKILL):
             raise LawBroken(f"a driver ended with {code}: {driver.lines[-3:]}")
@@ -176,7 +185,7 @@ class JobLife:
 
     def _driver_dies_in_its_start(self) -> None:
         self.send(2)
-        driver = _Driver(self)
+        driver = self._begun()
         if driver.lives_for(self.draw.uniform(*_START_S)):
             driver.kill()
             self.kills["driver", "within its start"] += 1
@@ -184,7 +193,7 @@ class JobLife:
 
     def _driver_dies_at_a_moment(self) -> None:
         self.send(6)
-        driver = _Driver(self)
+        driver = self._begun()
         driver.comes_to_an_epoch(self.draw.choice((1, 2, 3)))
         driver.lives_for(self.draw.uniform(0, _MOMENT_S_MAX))
         self._kill(driver, "at a moment behind an epoch")
@@ -192,7 +201,7 @@ class JobLife:
     def _broker_dies(self) -> None:
         """It comes back, and the same driver goes on."""
         self.send(4)
-        driver = _Driver(self)
+        driver = self._begun()
         driver.comes_to_an_epoch()
         driver.lives_for(self.draw.uniform(0, _MOMENT_S_MAX))
         self.broker.kill()
@@ -217,7 +226,7 @@ class JobLife:
 
     def _goes_on_without_database(self) -> _Driver:
         self.send(6)
-        driver = _Driver(self)
+        driver = self._begun()
         driver.comes_to_an_epoch()
         self.database.kill()
         self.kills["database", "at a moment behind an epoch"] += 1
@@ -236,7 +245,7 @@ class JobLife:
             LawBroken: rows are lost or doubled.
         """
         self.send(1)
-        driver = _Driver(self, "--to-end")
+        driver = self._begun("--to-end")
         if code := driver.end():
             raise LawBroken(f"the driver that was left alone ended with {code}: {driver.lines[-3:]}")
         wanted = Counter((row["id"], row["name"], row["amount"]) for row in map(_event, range(self.sent)))
@@ -299,11 +308,14 @@ def live_job(
     )
     for topic in _TOPICS:
         broker.create_topic(topic, 2)
-    for blow in islice(_blows(seed), number * BLOWS_OF_A_JOB, (number + 1) * BLOWS_OF_A_JOB):
-        tell(blow)
-        life.meet(blow)
-    tell("the end")
-    life.ends()
+    try:
+        for blow in islice(_blows(seed), number * BLOWS_OF_A_JOB, (number + 1) * BLOWS_OF_A_JOB):
+            tell(blow)
+            life.meet(blow)
+        tell("the end")
+        life.ends()
+    finally:
+        life.close()
     for topic in _TOPICS:
         broker.delete_topic(topic)
     return life

@@ -195,6 +195,7 @@ class Life:
     notes: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     epochs: int = 0
+    _begun_so_far: list[_Process] = field(default_factory=list)
 
     def meet(self, blow: Blow) -> None:
         """Play one disturbance; the drivers that follow go on from what it left."""
@@ -210,7 +211,16 @@ class Life:
 
     def _begun(self, point: str = "", act: Act = "die", *, passage: int = 1, epochs: int = 1) -> _Process:
         armed = Armed(point, passage, act) if point else None
-        return _Process(drive, Given(self.target.name, self.place, epochs, armed))
+        return self._process(drive, Given(self.target.name, self.place, epochs, armed))
+
+    def _process(self, work: Callable[[Given, Connection], None], given: Given) -> _Process:
+        self._begun_so_far.append(_Process(work, given))
+        return self._begun_so_far[-1]
+
+    def close(self) -> None:
+        """No process outlives a life: one that sleeps would for ever."""
+        for process in self._begun_so_far:
+            process.kill()
 
     def _drawn(self) -> int:
         return self.draw.choice((1, 1, 2, 3))
@@ -297,7 +307,7 @@ class Life:
         if last.end(_ENDS_WELL):
             self._begun(epochs=1).end(frozenset({0}))
         self._holds("at the end")
-        _Process(publish_old_ones, Given(self.target.name, self.place, 0)).end(_ZOMBIE_ENDS)
+        self._process(publish_old_ones, Given(self.target.name, self.place, 0)).end(_ZOMBIE_ENDS)
         self.notes["old epochs published again by a driver that slept"] += 1
         self._holds("when an old driver has published all again")
 
@@ -344,8 +354,11 @@ def live(
     unique = f"{name}-{Path(folder).name[-8:].replace('_', 'x')}".lower()
     place = Place(folder, name, unique, hashlib.md5(unique.encode()).hexdigest(), address)
     life = Life(name, target, place, server, random.Random(name))
-    for blow in blows_of(name) if blows is None else blows:
-        tell(blow)
-        life.meet(blow)
-    life.ends()
+    try:
+        for blow in blows_of(name) if blows is None else blows:
+            tell(blow)
+            life.meet(blow)
+        life.ends()
+    finally:
+        life.close()
     return life
