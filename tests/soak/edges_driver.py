@@ -213,7 +213,7 @@ def _drive(given: Given, points: _Points) -> None:
 
 
 def publish_old_ones(given: Given, line: Connection) -> None:
-    """Be a driver that slept for very long: publish, with an old term's sink, all that any manifest has ever named."""
+    """Be a driver that slept for very long: publish all that any manifest has ever named, the oldest last."""
     _ends_with_its_code(lambda: _publish_old_ones(given), line)
 
 
@@ -221,7 +221,8 @@ def _publish_old_ones(given: Given) -> None:
     sink = given.kind.make(given.place)
     sink.check(SCHEMA, "sink 'out'")
     spec = sink.spec("soak", given.place.job_uid, "out", (open_store(f"{given.place.folder}/root").url, {}))
-    for output in {o.epoch: o for m in manifests_of(given.place).all() for o in m.outputs}.values():
+    named = {output.epoch: output for manifest in manifests_of(given.place).all() for output in manifest.outputs}
+    for _, output in sorted(named.items(), reverse=True):
         sink.publish(spec, output, None)
 
 

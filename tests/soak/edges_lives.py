@@ -261,12 +261,14 @@ class Life:
         if is_beside and successor.comes_to(at):
             zombie.wake()
             successor.go_on()
-            successor.end(_ENDS_WELL)
+            is_all_published = successor.end(_ENDS_WELL) == 0
         else:
-            successor.end(_ENDS_WELL)
+            is_all_published = successor.end(_ENDS_WELL) == 0
             zombie.wake()
         code = zombie.end(_ZOMBIE_ENDS)
         self._note_kill(blow)
+        if is_all_published:
+            self._holds(f"behind a driver that slept at {blow.point}")  # later epochs would hide what it did
         self.notes[f"zombie that woke {'beside' if is_beside else 'behind'} its successor ended with {code}"] += 1
 
     def _server_dies(self, blow: Blow) -> None:

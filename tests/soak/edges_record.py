@@ -32,7 +32,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 SHARDS: Final = 2
-_KEYS: Final = (None, *(f"k{n}" for n in range(9)))
+_KEYS: Final = (None, *(f"k{n}" for n in range(29)))
 _ROWS_MAX: Final = 12
 _SHARE_WITHOUT_ROWS: Final = 0.1
 _SHARE_GONE: Final = 0.2

@@ -26,15 +26,15 @@ def lived(target: str, blows: list[Blow], server: Server | None = None, address:
     return life
 
 
-def test_each_row_of_a_delta_table_is_there_once_whatever_step_a_driver_dies_or_sleeps_at() -> None:
-    at = ("driver-named", "one-file-published", "delta-moved", "delta-before-commit", "delta-committed")
-    life = lived("delta", [*(Blow("driver", point) for point in at), Blow("zombie", "delta-before-commit")])
+def test_a_delta_table_is_what_a_dict_keeps_whatever_step_a_driver_dies_or_sleeps_at() -> None:
+    at = ("driver-named", "delta-before-commit", "delta-committed", "driver-published")
+    life = lived("delta, merged", [*(Blow("driver", point) for point in at), Blow("zombie", "delta-before-commit")])
     assert life.kills.total() >= len(at)
 
 
-def test_an_iceberg_table_is_what_a_dict_keeps_whatever_step_a_driver_dies_or_sleeps_at() -> None:
+def test_each_row_of_an_iceberg_table_is_there_once_whatever_step_a_driver_dies_or_sleeps_at() -> None:
     at = ("iceberg-written", "iceberg-before-commit", "iceberg-committed")
-    life = lived("iceberg, merged", [*(Blow("driver", point) for point in at), Blow("zombie", "iceberg-written")])
+    life = lived("iceberg", [*(Blow("driver", point) for point in at), Blow("zombie", "iceberg-before-commit")])
     assert life.kills.total() >= len(at)
 
 
