@@ -31,7 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, InvalidConfiguration, SnapshotInUse, StoreUnavailable
 from state_runtime.base.patience import patience_s
-from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, error_of, library
+from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, error_of, is_of_library, library
 from state_runtime.sinks.kafka_records import Record
 
 __all__ = ["EpochMark", "KafkaLog", "WhenUnknown"]
@@ -334,10 +334,15 @@ class KafkaLog:
             yield
         except (library().KafkaException, SystemError) as error:
             self._give_up()
-            said = error_of(error)
-            if said is None:
+            if not is_of_library(error):
                 raise
-            meaning = self._access.meaning(said, self._topic, self.writer, self._seen)
+            said = error_of(error)
+            # What is lost was fatal, and of a transactional producer that is the end by another one.
+            meaning = (
+                FencedOut("the client library did not say why it ended a call")
+                if said is None
+                else self._access.meaning(said, self._topic, self.writer, self._seen)
+            )
             if isinstance(meaning, FencedOut):
                 meaning = self._fenced(meaning)
             _LOG.info("Kafka topic %s: %s", self._topic, meaning)
@@ -370,7 +375,7 @@ class KafkaLog:
         try:
             producer.abort_transaction(_ABORT_S_MAX)
         except (library().KafkaException, SystemError) as error:
-            if error_of(error) is None:
+            if not is_of_library(error):
                 raise
             # None was open, or the broker is away: the next `init_transactions` ends it.
             _LOG.debug("Kafka topic %s: nothing was aborted: %s", self._topic, error)

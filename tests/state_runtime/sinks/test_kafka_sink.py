@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StoreRefused, StoreUnavailable
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, StoreRefused, StoreUnavailable
 from state_runtime.sinks.kafka import KafkaSink
 from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing
 from state_runtime.sinks.kafka_log import KafkaLog
@@ -178,6 +178,14 @@ def test_an_error_means_the_same_if_a_callback_was_called_while_it_was_raised(
         raise raised
     with pytest.raises(SystemError), log._explained():
         raise SystemError("something else") from ValueError("of another library")
+
+
+def test_a_call_that_ends_without_saying_why_is_looked_behind_once_and_then_ends_the_run() -> None:
+    """The library has lost the error of a producer that was fenced (seen of `flush` while a zombie woke up)."""
+    log = KafkaLog("t", KafkaAccess(NOBODY), "w", "orders/out", timeout_s=1)
+    for kind in (FencedOut, Fenced):
+        with pytest.raises(kind), log._explained():
+            raise SystemError("<method 'flush'> returned NULL without setting an exception")
 
 
 def test_a_cluster_that_does_not_answer_ends_the_start_in_bounded_time(tmp_path: Path) -> None:
