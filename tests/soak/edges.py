@@ -247,17 +247,24 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if given.job is None and given.kills > 0:
                 play_lives(names, given.kills, servers, report, told)
+                if not is_again:
+                    write(report, given.report, told)
             play_jobs(jobs, servers, report, told)
         except LawBroken as error:
             console.print(str(error), style="red", markup=False)
             code = 1
-    report.seconds = round(time.monotonic() - told.begun_s, 1)
     console.print(table_of(report))
     if code == 0 and not is_again:
-        given.report.parent.mkdir(parents=True, exist_ok=True)
-        given.report.write_text(json.dumps(asdict(report), indent=2) + "\n")
-        console.print(f"written to {given.report.name}")
+        write(report, given.report, told)
     return code
+
+
+def write(report: Report, place: Path, told: Told) -> None:
+    """Write what was played so far, all of which held the law."""
+    report.seconds = round(time.monotonic() - told.begun_s, 1)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    told.say(f"written to {place.name}")
 
 
 if __name__ == "__main__":
