@@ -191,6 +191,12 @@ EPOCHS ?= 100000
 soak-long: setup ## One driver over EPOCHS (100,000) small epochs: memory, files, maps, threads, heap, red if one keeps growing (hours); writes tests/soak/reports/long.json
 	$(BIN)/python -m tests.soak.long --epochs $(EPOCHS)
 
+EDGE_KILLS ?= 200
+EDGE_JOBS ?= 2
+.PHONY: soak-edges
+soak-edges: setup kafka ## EDGE_KILLS (200) kills of drivers, broker and database at each step of each sink, then EDGE_JOBS (2) whole jobs; writes tests/soak/reports/edges.json
+	$(BIN)/python -m tests.soak.edges --kills $(EDGE_KILLS) --jobs $(EDGE_JOBS) $(if $(SEED),--seed $(SEED))
+
 MUTANTS_READY := $(VENV)/.stillstate-mutants
 $(MUTANTS_READY): $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mutants]'

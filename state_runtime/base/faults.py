@@ -19,6 +19,7 @@ __all__ = [
     "ICEBERG_KILL_POINTS",
     "INTERVAL_KILL_POINTS",
     "KAFKA_KILL_POINTS",
+    "KAFKA_START_KILL_POINTS",
     "KILL_POINTS",
     "RESTORE_KILL_POINTS",
     "RETENTION_KILL_POINTS",
@@ -52,18 +53,22 @@ RESTORE_KILL_POINTS = ("restore-begun", "restore-written")
 # In the driver's thread that expires old checkpoints: their expiry is settled, their data removed, their manifests too.
 RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retention-removed")
 
-# Of an epoch's output in a Delta table: its files have their names, and the table has them.
-DELTA_KILL_POINTS = ("delta-moved", "delta-committed")
+# Of an epoch's output in a Delta table: its files have their names, the commit is about to be made, and it is.
+DELTA_KILL_POINTS = ("delta-moved", "delta-before-commit", "delta-committed")
 
-# Of an epoch's output in an Iceberg table: its data files are there, and the table has them.
-ICEBERG_KILL_POINTS = ("iceberg-written", "iceberg-committed")
+# Of an epoch's output in an Iceberg table: its data files are there, a commit (of an epoch, or of an owner) is about to
+# be made, and the table has the epoch.
+ICEBERG_KILL_POINTS = ("iceberg-written", "iceberg-before-commit", "iceberg-committed")
 
-# Of an epoch's output in a database: its transaction is about to be committed, and it is.
-SQL_KILL_POINTS = ("sql-written", "sql-committed")
+# Of an epoch's output in a database: its writer is locked, its transaction is about to be committed, and it is.
+SQL_KILL_POINTS = ("sql-locked", "sql-written", "sql-committed")
 
 # Of an epoch's output in a Kafka topic: its transaction has begun, its records are there, its number too, and all is
 # committed.
 KAFKA_KILL_POINTS = ("kafka-begun", "kafka-produced", "kafka-before-commit", "kafka-committed")
+
+# Of a producer that begins: it has fenced the ones before.
+KAFKA_START_KILL_POINTS = ("kafka-fenced",)
 
 # Of a compaction of an output folder: its file waits, it was agreed on, the file has its name, an input is gone, and
 # all are.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,29 @@ from state_runtime.base.errors import MissingFile
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 
-__all__ = ["lost_file", "staged_tables"]
+__all__ = ["lost_file", "publish_unless_there", "staged_tables"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def publish_unless_there(publish: Callable[[], None], is_there: Callable[[], bool]) -> None:
+    """Publish what was not in the target when it was looked at.
+
+    A staged file that is gone is no loss if the target has the epoch by now: this driver slept behind its look, and the
+    next one has published the epoch, and removed what no start needs any more.
+
+    Args:
+        is_there: looks at the target anew.
+
+    Raises:
+        MissingFile: a staged file is gone, and the target does not have the epoch.
+    """
+    try:
+        publish()
+    except MissingFile:
+        if not is_there():
+            raise
+        _LOG.warning("another driver of this job has published the epoch, while this one was asleep or slow")
 
 
 def staged_tables(spec: SinkSpec, output: StagedOutput, target: str) -> Iterator[pa.Table]:

@@ -27,7 +27,7 @@ from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.sinks import Sink, move_all
-from state_runtime.pipeline.staged_rows import lost_file, staged_tables
+from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
@@ -174,10 +174,8 @@ class DeltaSink(Sink):
         writer = _writer(stager_of(output.files[0]))
         if self._log.version_of(writer) >= output.epoch:
             return
-        if self.merge_on:
-            self._merge(spec, output, writer)
-        else:
-            self._append(spec, output, writer)
+        put = self._merge if self.merge_on else self._append
+        publish_unless_there(lambda: put(spec, output, writer), lambda: self._log.version_of(writer) >= output.epoch)
         faults.reach("delta-committed")
 
     def _append(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreUnavailable
 from state_runtime.pipeline.partitions import folder_values
@@ -261,6 +262,7 @@ class DeltaLog:
         table = self._table or self._opened()
         if int(table.transaction_version(writer) or 0) >= version:
             return False
+        faults.reach("delta-before-commit")
         commit(table)
         return True
 

@@ -18,7 +18,7 @@ from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.pipeline.staged_rows import staged_tables
+from state_runtime.pipeline.staged_rows import publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.iceberg_catalog import CatalogAddress
 from state_runtime.sinks.iceberg_log import IcebergLog
@@ -167,6 +167,12 @@ class IcebergSink(Sink):
         if self._log.version_of(writer) >= output.epoch:
             return
         self._make_table()
+        publish_unless_there(
+            lambda: self._put(spec, output, writer), lambda: self._log.version_of(writer) >= output.epoch
+        )
+        faults.reach("iceberg-committed")
+
+    def _put(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
         target = f"the Iceberg table {self._log.place}"
         if not self.merge_on:
             self._log.append(writer, output.epoch, lambda: staged_tables(spec, output, target))
@@ -175,7 +181,6 @@ class IcebergSink(Sink):
             if self.remove_where:
                 rows, removed = without_removed(rows, self.remove_where)
             self._log.merge(writer, output.epoch, rows, self.merge_on, removed)
-        faults.reach("iceberg-committed")
 
     def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
         """See `Sink.upkeep`: let old snapshots expire, and delete the files that only they had.

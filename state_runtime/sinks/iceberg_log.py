@@ -248,6 +248,7 @@ class IcebergLog:
         transaction = _without_retries(table).transaction()
         change(table, transaction, mark)
         transaction.set_properties(mark)
+        faults.reach("iceberg-before-commit")
         transaction.commit_transaction()
 
     def _retried(self, act: Callable[[], _T]) -> _T:

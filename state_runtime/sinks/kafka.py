@@ -18,7 +18,7 @@ from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.pipeline.staged_rows import lost_file
+from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.kafka_access import KafkaAccess
 from state_runtime.sinks.kafka_log import EpochMark, KafkaLog, WhenUnknown
@@ -168,7 +168,12 @@ class KafkaSink(Sink):
             if self.mark:
                 marks = [("stillstate-writer", log.writer.encode()), ("stillstate-epoch", b"%d" % output.epoch)]
             records = _marked(lambda: self._records(spec, output), marks)
-            log.write(EpochMark(output.epoch, _digest(output)), records, unknown)
+            mark = EpochMark(output.epoch, _digest(output))
+
+            def write() -> None:
+                log.write(mark, records, unknown)
+
+            publish_unless_there(write, lambda: log.has(mark))
 
     def _records(self, spec: SinkSpec, output: StagedOutput) -> Iterator[Record]:
         store = spec.store()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreRefused
 from state_runtime.sources.kafka_client import library
 
-__all__ = ["FencedOut", "KafkaAccess", "Passing", "library", "making"]
+__all__ = ["FencedOut", "KafkaAccess", "Passing", "error_of", "is_of_library", "library", "making"]
 
 _LOG = logging.getLogger(__name__)
 _TRANSACTION_MS: Final = 300_000
@@ -164,6 +164,23 @@ class KafkaAccess:
             f"{where}{': ' * bool(where)}there is no topic {topic!r} in the Kafka cluster {self.servers}. "
             f"{making(topic, self.servers)}"
         )
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Return whether an exception comes from the client library.
+
+    A fatal error, such as that of a producer that was fenced, is raised inside of `flush` and `poll`. If a callback is
+    called behind it in the same call, Python makes a SystemError of it, whose cause it is, or which has lost it
+    (confluent-kafka 2.16).
+    """
+    raised = error.__cause__ if isinstance(error, SystemError) else error
+    return raised is None or isinstance(raised, library().KafkaException)
+
+
+def error_of(error: BaseException) -> Any | None:
+    """Return the library's error that an exception of the library is about; None if that is lost."""
+    raised = error.__cause__ if isinstance(error, SystemError) else error
+    return raised.args[0] if isinstance(raised, library().KafkaException) else None
 
 
 def making(topic: str, servers: str) -> str:

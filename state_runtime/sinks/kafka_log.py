@@ -31,7 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, InvalidConfiguration, SnapshotInUse, StoreUnavailable
 from state_runtime.base.patience import patience_s
-from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, library
+from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing, error_of, is_of_library, library
 from state_runtime.sinks.kafka_records import Record
 
 __all__ = ["EpochMark", "KafkaLog", "WhenUnknown"]
@@ -101,6 +101,14 @@ class KafkaLog:
         A transaction that is open does not count: its epoch is one that a snapshot names.
         """
         return self._patiently(lambda: self._look(stable=False))
+
+    def has(self, mark: EpochMark) -> bool:
+        """Return whether the topic has an epoch by now, whatever this producer knows. Nobody is fenced.
+
+        Raises:
+            SnapshotInUse: it has other records for it.
+        """
+        return self._patiently(lambda: self._has(self._look(stable=False), mark))
 
     def begin(self, *, is_new: bool) -> EpochMark | None:
         """Fence all other producers of this writer, settle what they have open, and return what is committed then.
@@ -188,6 +196,7 @@ class KafkaLog:
             self._seen = None
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
+            faults.reach("kafka-fenced")
             self._newest = self._look(stable=True)
 
     def _transact(self, mark: EpochMark, records: Iterable[Record]) -> None:
@@ -323,9 +332,17 @@ class KafkaLog:
         """Turn the library's errors into what they mean; after any error the producer is given up."""
         try:
             yield
-        except library().KafkaException as error:
+        except (library().KafkaException, SystemError) as error:
             self._give_up()
-            meaning = self._access.meaning(error.args[0], self._topic, self.writer, self._seen)
+            if not is_of_library(error):
+                raise
+            said = error_of(error)
+            # What is lost was fatal, and of a transactional producer that is the end by another one.
+            meaning = (
+                FencedOut("the client library did not say why it ended a call")
+                if said is None
+                else self._access.meaning(said, self._topic, self.writer, self._seen)
+            )
             if isinstance(meaning, FencedOut):
                 meaning = self._fenced(meaning)
             _LOG.info("Kafka topic %s: %s", self._topic, meaning)
@@ -357,7 +374,9 @@ class KafkaLog:
             return
         try:
             producer.abort_transaction(_ABORT_S_MAX)
-        except library().KafkaException as error:
+        except (library().KafkaException, SystemError) as error:
+            if not is_of_library(error):
+                raise
             # None was open, or the broker is away: the next `init_transactions` ends it.
             _LOG.debug("Kafka topic %s: nothing was aborted: %s", self._topic, error)
         producer.purge()

@@ -18,7 +18,7 @@ from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.pipeline.staged_rows import lost_file, staged_tables
+from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
 from state_runtime.sinks.sql_address import Address
@@ -154,8 +154,13 @@ class SqlSink(Sink):
         if not self._is_made:
             self._table.make(self._columns, self.merge_on, add_columns=self.new_columns == "add")
             self._is_made = True
-        self._table.write(writer, output.epoch, self._what(spec, output))
+        publish_unless_there(
+            lambda: self._put(spec, output, writer), lambda: self._table.newest(writer) >= output.epoch
+        )
         faults.reach("sql-committed")
+
+    def _put(self, spec: SinkSpec, output: StagedOutput, writer: str) -> None:
+        self._table.write(writer, output.epoch, self._what(spec, output))
 
     @property
     def _target(self) -> str:

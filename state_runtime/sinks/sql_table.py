@@ -169,6 +169,7 @@ class SqlTable:
                 # Another driver of this writer waits here until this transaction ends, and reads what it has done.
                 if _number(connection, epochs.lock(writer)) >= epoch:
                     return False
+                faults.reach("sql-locked")
                 _put(connection, statements, write)
                 connection.execute(epochs.write(writer, epoch, self._table))
                 faults.reach("sql-written")

@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from state_runtime.base.errors import StillstateError
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedOutput
+from state_runtime.store import Store
 
 __all__ = ["check_sink"]
 
@@ -64,6 +66,16 @@ def check_sink(make: Callable[[], Sink], read: Callable[[], Sequence[dict[str, A
     zombie.sink.publish_again(zombie.spec, second, None)
     has("an older epoch that is published again behind a newer one comes once")
 
+    fourth, sleeper = restarted.staged(4), _Writer(make, root_url, writer.root_id)
+
+    def takes_over() -> None:
+        restarted.sink.publish(restarted.spec, fourth, None)
+        restarted.sink.settle(restarted.spec, fourth)
+
+    _publish_asleep(sleeper, fourth, takes_over)
+    expected += _rows(writer, 4)
+    has("an epoch that another driver publishes while this one sleeps before its staged rows comes once")
+
     other = _Writer(make, root_url, "2" * 32)
     has_none = other.sink.newest_published_epoch(other.spec) == 0
     _hold(has_none, "a root that was made anew has published nothing here")
@@ -71,7 +83,7 @@ def check_sink(make: Callable[[], Sink], read: Callable[[], Sequence[dict[str, A
     expected += _rows(other, 1)
     has("epoch 1 of another root is not taken for that of the first one")
     newest = restarted.sink.newest_published_epoch(restarted.spec)
-    _hold(newest in (0, 3), f"the newest epoch of the first root is 3 (0 if the target does not say), not {newest}")
+    _hold(newest in (0, 4), f"the newest epoch of the first root is 4 (0 if the target does not say), not {newest}")
 
     nothing = StagedOutput(other.spec.name, 2, ())
     other.sink.publish(other.spec, nothing, None)
@@ -81,6 +93,28 @@ def check_sink(make: Callable[[], Sink], read: Callable[[], Sequence[dict[str, A
 def _hold(is_so: bool, law: str) -> None:
     if not is_so:
         raise AssertionError(law)
+
+
+def _publish_asleep(writer: _Writer, output: StagedOutput, meanwhile: Callable[[], None]) -> None:
+    """Publish with a driver that falls asleep where it first asks for the store of its staged rows."""
+    spec = _Asleep(**vars(writer.spec))
+    vars(spec)["meanwhile"] = [meanwhile]
+    try:
+        writer.sink.publish(spec, output, None)
+    except StillstateError as error:
+        law = "a driver that sleeps before its staged rows finds the epoch in the target, and its rows gone: no error"
+        raise AssertionError(f"{law}; it raised {error}") from error
+
+
+class _Asleep(SinkSpec):
+    """Something happens before its store is given for the first time."""
+
+    def store(self) -> Store:
+        """See `SinkSpec.store`."""
+        meanwhile: list[Callable[[], None]] = vars(self)["meanwhile"]
+        if meanwhile:
+            meanwhile.pop()()
+        return super().store()
 
 
 class _Writer:

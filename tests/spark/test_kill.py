@@ -168,8 +168,8 @@ def test_every_crash_of_a_job_that_writes_delta_tables_is_repaired(
     spark: SparkSession, tmp_path: Path, drivers: list[Driver]
 ) -> None:
     """Appended rows and merged ones, whatever of an epoch was in the table when its driver died."""
-    # An epoch passes the last point twice, the other one once: rows of merges get no names in the table's folder.
-    of_delta = {"delta-moved": (1, 2), "delta-committed": (1, 2, 3)}
+    # An epoch passes the last two points twice, the first one once: rows of merges get no names in the table's folder.
+    of_delta = {"delta-moved": (1, 2), "delta-before-commit": (1, 2), "delta-committed": (1, 2, 3)}
     assert set(of_delta) == set(DELTA_KILL_POINTS)
     points = [f"{point}:{passage}" for point, passages in of_delta.items() for passage in passages]
     crash_tables(tmp_path, drivers, "--delta", points, lambda: assert_delta_equals_batch(spark, tmp_path))

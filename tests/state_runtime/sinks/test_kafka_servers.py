@@ -171,6 +171,25 @@ def test_a_driver_that_was_thought_dead_cannot_commit_once_the_next_one_has_begu
     assert len(uncommitted) == 3, "its records lie there, and only readers of uncommitted ones see them"
 
 
+@pytest.mark.parametrize("point", KAFKA_KILL_POINTS)
+@pytest.mark.parametrize("rows", [1, 5_000], ids=["one row", "many rows"])
+def test_a_driver_that_slept_anywhere_in_its_transaction_finds_the_epoch_there_and_goes_on(
+    kafka: KafkaBroker, topic: str, tmp_path: Path, point: str, rows: int
+) -> None:
+    """The next one has written it meanwhile: whatever the library says of a fenced producer, it is looked at once more."""
+    zombie, following = (Driver(kafka.bootstrap, topic, tmp_path) for _ in range(2))
+    zombie.start()
+    output = zombie.staged(1, *({"k": f"k{n}", "n": n} for n in range(rows)))
+
+    def takes_over() -> None:
+        following.start(output)
+        following.publish_again(output)
+
+    with at(point, takes_over):
+        zombie.publish(output)
+    assert sorted(row["n"] for row in values(kafka.bootstrap, topic)) == list(range(rows))
+
+
 def test_a_driver_whose_transaction_was_ended_by_the_broker_makes_it_again(
     kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

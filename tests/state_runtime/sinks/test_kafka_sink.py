@@ -9,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StoreRefused, StoreUnavailable
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, StoreRefused, StoreUnavailable
 from state_runtime.sinks.kafka import KafkaSink
 from state_runtime.sinks.kafka_access import FencedOut, KafkaAccess, Passing
+from state_runtime.sinks.kafka_log import KafkaLog
 from state_runtime.sinks.kafka_records import RecordFormat
 
 NOBODY = "127.0.0.1:1"
@@ -157,6 +159,33 @@ def test_errors_of_the_library_mean_what_a_job_can_do_about_them(name: str, seen
     meaning = KafkaAccess(NOBODY).meaning(Error(name), "t", "w", Error(seen) if seen else None)
     assert type(meaning) is kind
     assert f"what {seen or name} says" in str(meaning) or "Make it: `kafka-topics.sh" in str(meaning)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["plain", "behind a callback"])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(KafkaError._FENCED, FencedOut), (KafkaError._TIMED_OUT, Passing)], ids=["fenced", "timed out"]
+)
+def test_an_error_means_the_same_if_a_callback_was_called_while_it_was_raised(
+    is_hidden: bool, code: int, kind: type[Exception]
+) -> None:
+    """Python makes it the cause of a SystemError then; one with another cause, or none, stays what it is."""
+    log = KafkaLog("t", KafkaAccess(NOBODY), "w", "orders/out", timeout_s=1)
+    raised: Exception = KafkaException(KafkaError(code))
+    if is_hidden:
+        hidden, raised = raised, SystemError("<function> returned a result with an exception set")
+        raised.__cause__ = hidden
+    with pytest.raises(kind), log._explained():
+        raise raised
+    with pytest.raises(SystemError), log._explained():
+        raise SystemError("something else") from ValueError("of another library")
+
+
+def test_a_call_that_ends_without_saying_why_is_looked_behind_once_and_then_ends_the_run() -> None:
+    """The library has lost the error of a producer that was fenced (seen of `flush` while a zombie woke up)."""
+    log = KafkaLog("t", KafkaAccess(NOBODY), "w", "orders/out", timeout_s=1)
+    for kind in (FencedOut, Fenced):
+        with pytest.raises(kind), log._explained():
+            raise SystemError("<method 'flush'> returned NULL without setting an exception")
 
 
 def test_a_cluster_that_does_not_answer_ends_the_start_in_bounded_time(tmp_path: Path) -> None:
