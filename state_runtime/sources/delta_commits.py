@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
@@ -45,7 +45,6 @@ class TableFile:
     Attributes:
         path: below the table.
         partition: values of the columns that are not in the file: as text of the log, or typed.
-        rows: -1 if the log does not say it.
         modified_ms: when it was written.
         change: what its rows are: all of them "insert" or "delete", or "in file": a column of the file says it.
         has_vector: some of its rows are deleted by a deletion vector.
@@ -55,7 +54,6 @@ class TableFile:
     path: str
     bytes: int
     partition: Mapping[str, Any]
-    rows: int = -1
     modified_ms: int = 0
     change: Literal["insert", "delete", "in file"] = "insert"
     has_vector: bool = False
@@ -93,7 +91,6 @@ class Commit:
     Attributes:
         added, removed: files whose rows came or went; not those that were only written anew, as OPTIMIZE does.
         changes: files with the changed rows alone, where the table has change data.
-        gone_ms: when files left the table, by path, for whatever reason: a vacuum may delete them some time later.
         metadata, protocol: if the version changes them.
         operation: the writer's word for it.
     """
@@ -103,7 +100,6 @@ class Commit:
     added: Sequence[TableFile] = ()
     removed: Sequence[TableFile] = ()
     changes: Sequence[TableFile] = ()
-    gone_ms: Mapping[str, int] = field(default_factory=dict)
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     operation: str = ""
@@ -130,7 +126,7 @@ def parse_commit(version: int, text: str) -> Commit:
 
 
 def _commit(version: int, actions: Sequence[tuple[str, Any]]) -> Commit:
-    info = next((of for kind, of in actions if kind == "commitInfo"), {})
+    info: Mapping[str, Any] = next((of for kind, of in actions if kind == "commitInfo"), {})
     at_ms = int(info.get("inCommitTimestamp") or info.get("timestamp") or 0)
 
     def files(kind: str, change: Literal["insert", "delete", "in file"]) -> list[TableFile]:
@@ -140,30 +136,27 @@ def _commit(version: int, actions: Sequence[tuple[str, Any]]) -> Commit:
     metadata = next((of for kind, of in actions if kind == "metaData"), None)
     protocol = next((of for kind, of in actions if kind == "protocol"), None)
     return Commit(
-        version,
-        at_ms,
-        files("add", "insert"),
-        files("remove", "delete"),
-        files("cdc", "in file"),
-        {unquote(of["path"]): int(of.get("deletionTimestamp") or at_ms) for kind, of in actions if kind == "remove"},
-        None if metadata is None else _metadata(metadata),
-        None if protocol is None else _protocol(protocol),
-        str(info.get("operation", "")),
+        version=version,
+        at_ms=at_ms,
+        added=files("add", "insert"),
+        removed=files("remove", "delete"),
+        changes=files("cdc", "in file"),
+        metadata=None if metadata is None else _metadata(metadata),
+        protocol=None if protocol is None else _protocol(protocol),
+        operation=str(info.get("operation", "")),
     )
 
 
 def _file(of: Mapping[str, Any], change: Literal["insert", "delete", "in file"], version: int, at_ms: int) -> TableFile:
-    statistics = json.loads(of.get("stats") or "{}")
     return TableFile(
-        unquote(of["path"]),
-        int(of.get("size") or 0),
-        dict(of.get("partitionValues") or {}),
-        int(statistics.get("numRecords", -1)),
-        int(of.get("modificationTime") or 0),
-        change,
-        of.get("deletionVector") is not None,
-        version,
-        at_ms,
+        path=unquote(of["path"]),
+        bytes=int(of.get("size") or 0),
+        partition=dict(of.get("partitionValues") or {}),
+        modified_ms=int(of.get("modificationTime") or 0),
+        change=change,
+        has_vector=of.get("deletionVector") is not None,
+        version=version,
+        committed_ms=at_ms,
     )
 
 
@@ -198,10 +191,10 @@ def files_to_read(commit: Commit, where: str, *, changes: bool, skip_changes: bo
     if skip_changes:
         return ()
     raise InvalidConfiguration(
-        f"{where}: version {commit.version} of the table removes or changes rows ({commit.operation or 'unnamed'}), and "
-        "the source reads rows that are added. The state is kept. Give it changes=True to read the changes (the table "
-        "needs delta.enableChangeDataFeed), or skip_changes=True to pass over such versions; or begin anew behind it, "
-        f"with starting={commit.version + 1} under another name of the source"
+        f"{where}: version {commit.version} of the table removes or changes rows ({commit.operation or 'unnamed'}), "
+        "and the source reads rows that are added. The state is kept. Give it changes=True to read the changes (the "
+        "table needs delta.enableChangeDataFeed), or skip_changes=True to pass over such versions; or begin anew "
+        f"behind it, with starting={commit.version + 1} under another name of the source"
     )
 
 

@@ -141,11 +141,10 @@ class TableLog:
         names = found.column_names
         return ordered(
             TableFile(
-                unquote(row["path"]),
-                row["size_bytes"],
-                row["partition"] if "partition" in names else {},
-                -1 if row["num_records"] is None else row["num_records"],
-                row["modification_time"],
+                path=unquote(row["path"]),
+                bytes=row["size_bytes"],
+                partition=row["partition"] if "partition" in names else {},
+                modified_ms=row["modification_time"],
                 has_vector=any(str(name).endswith(row["path"]) for name in vectors),
                 version=version,
                 committed_ms=at_ms,

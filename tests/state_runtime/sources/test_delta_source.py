@@ -21,7 +21,6 @@ from state_runtime.base.errors import (
     InvalidConfiguration,
     InvalidData,
     InvalidPipeline,
-    MissingSource,
     StillstateError,
     Unavailable,
 )
@@ -65,7 +64,7 @@ class Reading:
         return [row for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
 
     def all(self, position: Any) -> tuple[Any, list[list[dict[str, Any]]]]:
-        batches = []
+        batches: list[list[dict[str, Any]]] = []
         while True:
             end, rows = self.batch(position)
             if end == position:
@@ -157,8 +156,8 @@ def test_a_job_begins_with_all_rows_with_what_is_added_or_at_a_version(tmp_path:
         add(table, range(100, 101))
         found = ids(flat(reading.all(position)[1]))
         shutil.rmtree(table)
-        for first in range(3):
-            add(table, range(first, first + 1))
+        for number in range(3):
+            add(table, range(number, number + 1))
         return found
 
     assert first_rows("all") == [0, 1, 2, 100]
@@ -170,8 +169,8 @@ def test_a_job_begins_with_all_rows_with_what_is_added_or_at_a_version(tmp_path:
 
 def test_optimize_and_vacuum_give_no_row_twice_and_take_none(tmp_path: Path) -> None:
     table = tmp_path / "t"
-    for first in range(4):
-        add(table, range(first, first + 1))
+    for number in range(4):
+        add(table, range(number, number + 1))
     reading = Reading(table, max_files_per_trigger=2)
     position, first = reading.batch(reading.begin())
     DeltaTable(str(table)).optimize.compact()
