@@ -7,6 +7,7 @@ A source is given to `read()` as it is, or opened with `load(spark)` where a que
 
 from __future__ import annotations
 
+from state_runtime.sources.delta import DeltaSource as delta
 from state_runtime.sources.kafka import KafkaSource as kafka
 
-__all__ = ["kafka"]
+__all__ = ["delta", "kafka"]
