@@ -184,7 +184,7 @@ class KafkaLog:
     def _connect(self) -> None:
         """Become the only producer of this writer."""
         with self._explained():
-            self._group = self._group or self._access.consumer(self.writer, "read_committed")
+            self._group = self._group or self._access.consumer(self.writer, "read_committed", self._see)
             self._seen = None
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
@@ -259,9 +259,12 @@ class KafkaLog:
     @contextmanager
     def _looking(self, isolation: str = "read_committed") -> Iterator[Any]:
         """Give a consumer for one question. One that has lost a coordinator may ask the lost one for ever."""
-        reader = self._access.consumer(self.writer, isolation)
+        reader = self._access.consumer(self.writer, isolation, self._see)
         try:
             yield reader
+        except library().KafkaException:
+            reader.poll(0)  # What a connection was refused for is said nowhere else.
+            raise
         finally:
             reader.close()
 
@@ -323,7 +326,10 @@ class KafkaLog:
         """Turn the library's errors into what they mean; after any error the producer is given up."""
         try:
             yield
+            self._seen = None
         except library().KafkaException as error:
+            if self._producer is not None:
+                self._producer.poll(0)
             self._give_up()
             meaning = self._access.meaning(error.args[0], self._topic, self.writer, self._seen)
             if isinstance(meaning, FencedOut):
