@@ -328,7 +328,7 @@ class KafkaLog:
             yield
             self._seen = None
         except library().KafkaException as error:
-            if self._producer is not None:
+            if self._producer is not None and not error.args[0].fatal():  # a fatal one would be raised once more
                 self._producer.poll(0)
             self._give_up()
             meaning = self._access.meaning(error.args[0], self._topic, self.writer, self._seen)
