@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-__all__ = ["BrokerMissing", "KafkaBroker", "settled"]
+__all__ = ["BrokerMissing", "KafkaBroker", "certificate", "settled"]
 
 JARS: Final = Path(__file__).resolve().parents[2] / ".kafka" / "lib"
 _START_S: Final = 90.0
@@ -36,9 +36,13 @@ class KafkaBroker:
     Args:
         folder: for its files; made anew.
         settings: more of `server.properties`.
+        users: with their passwords: clients must speak TLS, with the CA `ca` of the folder, and name one of them
+            (SASL, PLAIN). Needs openssl.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str] | None = None, *, users: Mapping[str, str] | None = None
+    ) -> None:
         if not any(JARS.glob("kafka_2.13-*.jar")):
             raise BrokerMissing(f"there is no Kafka broker in {JARS}: make kafka")
         self.folder = folder
@@ -46,7 +50,15 @@ class KafkaBroker:
         folder.mkdir(parents=True)
         port, controller_port = _free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
+        self.client: Mapping[str, str] = {"bootstrap.servers": self.bootstrap}
+        """Settings that a client needs, as its administrator."""
         given = {**_properties(folder, port, controller_port), **(settings or {})}
+        if users:
+            given |= _secured(folder, port, controller_port, users)
+            name, password = next(iter(users.items()))
+            login = {"sasl.mechanism": "PLAIN", "sasl.username": name, "sasl.password": password}
+            tls = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(self.ca)}
+            self.client = {**self.client, **tls, **login}
         self._file = folder / "server.properties"
         self._file.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
         # An id must not begin with a dash, which the tool takes for an option: a first byte of 0 is written as A.
@@ -102,7 +114,12 @@ class KafkaBroker:
     @cached_property
     def admin(self) -> AdminClient:
         """A client for its administration. It is quiet while the broker is away."""
-        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 500})
+        return AdminClient({**self.client, "log_level": 0, "reconnect.backoff.max.ms": 500})
+
+    @property
+    def ca(self) -> Path:
+        """The certificate of whoever has signed the broker's, if it speaks TLS."""
+        return self.folder / "ca.pem"
 
     def create_topic(self, name: str, partitions: int = 1, **settings: str) -> None:
         """Make a topic; dots in names of settings are written as underscores."""
@@ -150,6 +167,63 @@ def _free_ports(number: int) -> list[int]:
     finally:
         for one in held:
             one.close()
+
+
+def certificate(name: str, folder: Path, ca: str = "") -> Path:
+    """Make a key and a certificate for 127.0.0.1, `name`.key and `name`.pem; signed by itself, or by another one of
+    the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.pem"
+    signed = ("-CA", str(folder / f"{ca}.pem"), "-CAkey", str(folder / f"{ca}.key")) if ca else ()
+    kind = "critical,CA:FALSE" if ca else "critical,CA:TRUE"
+    subprocess.run(
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+                "-days",
+                "3",
+            ),
+            *("-subj", f"/CN={name}", "-addext", f"basicConstraints={kind}", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(folder / f"{name}.key"), "-out", str(file), *signed),
+        ],
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return file
+
+
+def _secured(folder: Path, port: int, controller_port: int, users: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a broker whose clients speak TLS and say who they are; between itself and its controller nobody
+    does."""
+    certificate("ca", folder)
+    chain = certificate("broker", folder, ca="ca")
+    both = folder / "broker-with-key.pem"
+    both.write_text((folder / "broker.key").read_text() + chain.read_text())
+    known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    return {
+        "listeners": f"SASL_SSL://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"SASL_SSL://127.0.0.1:{port}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+        "inter.broker.listener.name": "SASL_SSL",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(both),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(folder / "ca.pem"),
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required "
+            f'username="{next(iter(users))}" password="{next(iter(users.values()))}" {known};'
+        ),
+    }
 
 
 def _properties(folder: Path, port: int, controller_port: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreRefused
-from state_runtime.sources.kafka_client import library
+from state_runtime.sources.kafka_client import STRANGERS, library, stranger
 
 __all__ = ["FencedOut", "KafkaAccess", "Passing", "error_of", "is_of_library", "library", "making"]
 
@@ -29,7 +29,7 @@ _OURS: Final = frozenset(
 _OF_ACCESS: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "socket.", "broker.", "client.", "reconnect.", "dns.")
 _REFUSED: Final = frozenset(
     {"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"}
-    | {"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION", "POLICY_VIOLATION"}
+    | {"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION", "_SSL", "POLICY_VIOLATION"}
 )
 _FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 _ADVICE: Final[Mapping[str, str]] = {
@@ -92,14 +92,14 @@ class KafkaAccess:
         }
         return self._made(library().Producer, settings)
 
-    def consumer(self, group: str, isolation: str) -> Any:
+    def consumer(self, group: str, isolation: str, on_error: Callable[[Any], None]) -> Any:
         """Return a consumer that never consumes: it looks at topics and offsets, and says what its group is.
 
         Args:
             isolation: with "read_committed" it gives offsets that no open transaction may change (`require_stable`).
         """
         settings = {"group.id": group or "stillstate", "enable.auto.commit": False, "isolation.level": isolation}
-        return self._made(library().Consumer, {**self._for_looking(), **settings})
+        return self._made(library().Consumer, {**self._for_looking(), **settings, "error_cb": on_error})
 
     def admin(self) -> Any:
         """Return a client that makes topics."""
@@ -146,6 +146,11 @@ class KafkaAccess:
             name, text = seen.name(), self.without_secrets(seen.str())
         if name in _FENCED:
             return FencedOut(text)
+        if name in STRANGERS:
+            return StoreRefused(
+                f"the sink of topic {topic!r} cannot talk to the Kafka cluster {self.servers}: "
+                f"{stranger(error if seen is None or seen.name() != name else seen)}. What is staged comes then"
+            )
         if name in _REFUSED:
             return StoreRefused(
                 f"the Kafka cluster {self.servers} refused the sink of topic {topic!r}: {text}. It needs WRITE, READ "

@@ -192,7 +192,7 @@ class KafkaLog:
     def _connect(self) -> None:
         """Become the only producer of this writer."""
         with self._explained():
-            self._group = self._group or self._access.consumer(self.writer, "read_committed")
+            self._group = self._group or self._access.consumer(self.writer, "read_committed", self._see)
             self._seen = None
             self._producer = self._access.producer(self.writer, self._label, self._see)
             self._producer.init_transactions(self._timeout_s)
@@ -268,9 +268,12 @@ class KafkaLog:
     @contextmanager
     def _looking(self, isolation: str = "read_committed") -> Iterator[Any]:
         """Give a consumer for one question. One that has lost a coordinator may ask the lost one for ever."""
-        reader = self._access.consumer(self.writer, isolation)
+        reader = self._access.consumer(self.writer, isolation, self._see)
         try:
             yield reader
+        except library().KafkaException:
+            reader.poll(0)  # What a connection was refused for is said nowhere else.
+            raise
         finally:
             reader.close()
 
@@ -332,11 +335,14 @@ class KafkaLog:
         """Turn the library's errors into what they mean; after any error the producer is given up."""
         try:
             yield
+            self._seen = None
         except (library().KafkaException, SystemError) as error:
+            said = error_of(error)
+            if self._producer is not None and said is not None and not said.fatal():
+                self._producer.poll(0)  # after a fatal one it would raise once more
             self._give_up()
             if not is_of_library(error):
                 raise
-            said = error_of(error)
             # What is lost was fatal, and of a transactional producer that is the end by another one.
             meaning = (
                 FencedOut("the client library did not say why it ended a call")

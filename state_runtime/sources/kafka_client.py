@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from state_runtime.base.errors import InvalidConfiguration, MissingSource, StoreRefused, Unavailable
 from state_runtime.sources.kafka_offsets import Partition, Positions, Range
 
-__all__ = ["AWAY_S", "Cluster", "Records", "library", "settings_with_secrets", "typed"]
+__all__ = ["AWAY_S", "STRANGERS", "Cluster", "Records", "library", "settings_with_secrets", "stranger", "typed"]
 
 AWAY_S: Final = 60.0
 """How long a question is repeated while no broker answers; then the run ends, and is started again."""
@@ -24,6 +24,8 @@ _WAIT_S_MAX: Final = 2.0
 _TOPICS_AT_A_TIME: Final = 500
 _RECORDS: Final = 10_000
 _POLL_S: Final = 1.0
+_REFUSED_S: Final = 3.0
+"""A connection that a broker refuses may be one of several: so long is waited for what the others send."""
 _PREFETCH_KIB: Final = 32 * 1024
 """Of one partition, in a worker's memory: a few tens of milliseconds of a broker's sending."""
 
@@ -61,6 +63,7 @@ class Cluster:
         self._away_s = away_s
         self._wait = wait_random_exponential(multiplier=0.1, max=_WAIT_S_MAX) if wait is None else wait
         self._client: Any = None
+        self._refused: Any = None
 
     def topics_like(self, pattern: Callable[[str], object]) -> list[str]:
         """Return the names of topics that fit; those of Kafka itself never do."""
@@ -124,8 +127,19 @@ class Cluster:
 
     def _admin(self) -> Any:
         if self._client is None:
-            self._client = library().admin.AdminClient(dict(self._settings))
+            self._client = library().admin.AdminClient({**self._settings, "error_cb": self._see})
         return self._client
+
+    def _see(self, error: Any) -> None:
+        if error.name() in _REFUSALS:
+            self._refused = error
+
+    def _why(self, error: Any) -> Any:
+        """Return the error of a connection that was refused, if there is one: the question is only not answered."""
+        if self._client is not None:
+            self._client.poll(0)
+        refused, self._refused = self._refused, None
+        return error if refused is None else library().KafkaException(refused)
 
     def _asked(self, ask: Callable[[], T]) -> T:
         """Ask, again while no broker answers.
@@ -139,7 +153,7 @@ class Cluster:
             try:
                 return ask()
             except kafka.KafkaException as error:
-                raise typed(error, self._where) from error
+                raise typed(self._why(error), self._where) from error
 
         retrying = Retrying(
             retry=retry_if_exception_type(_Away), stop=stop_after_delay(self._away_s), wait=self._wait, reraise=True
@@ -163,6 +177,7 @@ class Records:
         self._part = (topic, partition)
         self._held: list[Any] = []
         self._next = -1
+        self._refused: Any = None
         self._consumer = kafka.Consumer(
             {
                 # Never used: offsets are kept in snapshots, and no group is joined.
@@ -175,14 +190,20 @@ class Records:
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
+                "error_cb": self._see,
             }
         )
+
+    def _see(self, error: Any) -> None:
+        if error.name() in _REFUSALS:
+            self._refused = error
 
     def read(self, part: Range, away_s: float = AWAY_S) -> Iterator[list[Any]]:
         """Yield the messages of a range, in their order, ten thousand at a time.
 
         Raises:
-            MissingSource: they are gone. Unavailable: no broker answers, or one does not send what it has.
+            MissingSource: they are gone. StoreRefused: a broker refuses the connection.
+            Unavailable: no broker answers, or one does not send what it has.
         """
         if self._next != part.start:
             self._held.clear()
@@ -192,6 +213,10 @@ class Records:
         while self._next < part.end:
             found, self._held = self._held or self._fetched(), []
             silent_s = 0.0 if found else silent_s + _POLL_S
+            if found:
+                self._refused = None
+            if self._refused is not None and silent_s > _REFUSED_S:
+                raise typed(library().KafkaException(self._refused), self._where)
             if silent_s > away_s:
                 raise Unavailable(
                     f"{self._where}: Kafka sends nothing of topic {part.topic!r} partition {part.partition} from "
@@ -244,11 +269,31 @@ def typed(error: Any, where: str) -> Exception:
     """Return a KafkaException as one of Stillstate's errors; `_Away` if it passes by itself."""
     problem = error.args[0]
     said = f"{where}: {problem.str()}"
+    if problem.name() in STRANGERS:
+        return StoreRefused(f"{where}: {stranger(problem)}")
     if problem.name() in _REFUSALS:
         return StoreRefused(f"{said}. Somebody must grant it, or correct the source's settings of security")
     if problem.name() in ("_INVALID_ARG", "_CONFLICT"):
         return InvalidConfiguration(f"{said}; correct the source's options")
     return _Away(f"{said}: Kafka does not answer. Look at bootstrap_servers and the network")
+
+
+STRANGERS: Final = frozenset({"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"})
+"""Errors of a connection whose ends do not trust each other."""
+
+
+def stranger(problem: Any) -> str:
+    """Return what one of `STRANGERS` means. The library's own text quotes what a broker says, and is left out."""
+    if problem.name() == "_SSL":
+        return (
+            "the broker and this client do not agree on TLS: the broker's certificate is not signed by the CA of "
+            "`ssl.ca.location`, is for another host or has expired, or the broker refuses this client's own. Correct "
+            "the options of security, and start again"
+        )
+    return (
+        "the broker does not take the user's name and password (or token). Look at `sasl.mechanism`, `sasl.username` "
+        "and at the environment variables that options_env names, and start again"
+    )
 
 
 def settings_with_secrets(settings: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, Any]:
