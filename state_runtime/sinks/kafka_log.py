@@ -338,8 +338,8 @@ class KafkaLog:
             self._seen = None
         except (library().KafkaException, SystemError) as error:
             said = error_of(error)
-            if self._producer is not None and said is not None and not said.fatal():
-                self._producer.poll(0)  # after a fatal one it would raise once more
+            if said is not None and not said.fatal():
+                said = self._heard(said)
             self._give_up()
             if not is_of_library(error):
                 raise
@@ -356,6 +356,18 @@ class KafkaLog:
         except Exception:
             self._give_up()
             raise
+
+    def _heard(self, said: Any) -> Any:
+        """Let the library call back with what a connection was refused for; return its error, or a fatal one that it
+        has come to know since."""
+        if self._producer is not None:
+            try:
+                self._producer.poll(0)
+            except (library().KafkaException, SystemError) as error:
+                if not is_of_library(error):
+                    raise
+                return error_of(error)
+        return said
 
     def _fenced(self, meaning: FencedOut) -> Exception:
         """Decide about a producer that was fenced.

@@ -95,8 +95,13 @@ class Statements:
         self._table = _identifier(schema, name)
 
     def make(self, columns: pa.Schema, merge_on: Sequence[str]) -> list[Composed]:
-        """The table, with a key by which rows are merged: in it null is equal to null."""
-        made = [_sql("CREATE TABLE {} ({})", self._table, _listed([_column(field) for field in columns]))]
+        """The table, with a key by which rows are merged: in it null is equal to null.
+
+        Half of each page of a table that is merged into stays free: a row's next version finds room beside it, and no
+        index has to learn of it (docs/design/0050-postgresql.md).
+        """
+        ask = "CREATE TABLE {} ({}) WITH (fillfactor = 50)" if merge_on else "CREATE TABLE {} ({})"
+        made = [_sql(ask, self._table, _listed([_column(field) for field in columns]))]
         if merge_on:
             can_be_null = any(columns.field(name).nullable for name in merge_on)
             unique = "CREATE UNIQUE INDEX ON {} ({}) NULLS NOT DISTINCT"
@@ -114,17 +119,18 @@ class Statements:
     def merge(self, names: Sequence[str], merge_on: Sequence[str]) -> tuple[Composed, Composed, Composed]:
         """Make a table for the rows; copy them into it; put them in the place of those with equal keys.
 
-        `ON CONFLICT` lets other writers write, too. It takes null for equal to null where the index does.
+        `ON CONFLICT` lets other writers write, too. It takes null for equal to null where the index does. Rows come in
+        the order of the index, so that those of a page come together.
         """
         beside, columns, keys = _identifier(*_BESIDE), _names(names), _names(merge_on)
         rest = [name for name in names if name not in merge_on]
         update = _sql("UPDATE SET {}", _listed([_sql("{0} = EXCLUDED.{0}", _identifier(name)) for name in rest]))
-        put = "INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}"
+        put = "INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY {} ON CONFLICT ({}) DO {}"
         what = update if rest else _sql("NOTHING")
         return (
             self._beside(beside, names),
             _copy(beside, names),
-            _sql(put, self._table, columns, columns, beside, keys, what),
+            _sql(put, self._table, columns, columns, beside, keys, keys, what),
         )
 
     def remove(

@@ -38,8 +38,18 @@ def remember_opened(source: str, ask: Callable[[], KafkaLag]) -> None:
 
 
 def opened_lags() -> list[KafkaLag]:
-    """Return what asks the sources that this process has opened."""
-    return [make() for make in _OPENED.values()]
+    """Return what asks the sources that this process has opened.
+
+    One that cannot be asked any more, because a variable with its secret is gone, may be that of another job: no run
+    ends for it.
+    """
+    found = []
+    for source, make in _OPENED.items():
+        try:
+            found.append(make())
+        except StillstateError as error:
+            _LOG.info("%s is not asked how far a job is behind: %s", source, error)
+    return found
 
 
 def positions_in(offsets: Iterable[Any]) -> list[Positions]:

@@ -12,10 +12,12 @@ from confluent_kafka import Producer
 from model import FakeClock
 
 from examples.servers.kafka import KafkaBroker
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.source_state import SourceState
+from state_runtime.sources import watch as watch_module
 from state_runtime.sources.kafka_lag import KafkaLag
 from state_runtime.sources.kafka_offsets import Positions
-from state_runtime.sources.watch import SourceWatch, positions_in
+from state_runtime.sources.watch import SourceWatch, opened_lags, positions_in
 
 NOW_MS = 1_700_000_100_000
 
@@ -112,6 +114,17 @@ def test_the_thread_ends_with_the_run_and_closes_what_it_opened() -> None:
     assert lag.closed
     assert lag.asked == [begun], "until the run has read something, it is where its snapshot is"
     assert [state.behind for state in watch.states] == [0]
+
+
+def test_another_jobs_source_that_cannot_be_asked_any_more_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may run several jobs, and the variable with a secret of one be gone when the next one begins."""
+
+    def gone() -> Any:
+        raise InvalidConfiguration("the environment variable is not set")
+
+    mine = Told("a")
+    monkeypatch.setattr(watch_module, "_OPENED", {"other": gone, "mine": lambda: mine})
+    assert opened_lags() == [mine]
 
 
 def test_an_error_in_the_numbers_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
