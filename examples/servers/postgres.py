@@ -83,10 +83,15 @@ class PostgresServer:
                 self.execute("SELECT 1")
 
     def kill(self) -> None:
-        """End all of its processes at once, without a word to anybody. What they had not written is lost."""
-        processes = [psutil.Process(self._process.pid)]
-        # First the one that would start others; then those that it had.
-        processes += processes[0].children(recursive=True)
+        """End all of its processes at once, without a word to anybody. What they had not written is lost.
+
+        A server that is dead already stays dead.
+        """
+        processes: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            processes = [psutil.Process(self._process.pid)]
+            # First the one that would start others; then those that it had.
+            processes += processes[0].children(recursive=True)
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
