@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from state_runtime.base.errors import InvalidConfiguration, MissingSource, StillstateError
+from state_runtime.base.errors import InvalidConfiguration, MissingSource
 from state_runtime.sources.delta_commits import (
     CHANGE_TYPE,
     TableFile,
@@ -23,21 +22,17 @@ from state_runtime.sources.delta_commits import (
 )
 from state_runtime.sources.delta_plan import end_of_batch, files_between, in_parts
 from state_runtime.sources.delta_position import DeltaPosition
-from state_runtime.sources.delta_table import OpenedTable, TableLog, library, options_with_secrets, rows_of
+from state_runtime.sources.delta_table import OpenedTable, TableLog, library, rows_of
+from state_runtime.sources.python_source import HAS_LIMITS, check_limit, refuse_secrets, telling, with_secrets
 from state_runtime.spark.arrow import arrow_schema_of
-from state_runtime.spark.errors import marked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DeltaSource"]
 
-try:  # Spark 4.2 and newer
+if HAS_LIMITS:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
-
-    HAS_LIMITS = True
-except ImportError:
-    HAS_LIMITS = False
 
 FORMAT: Final = "stillstate-delta"
 FILES_MAX: Final = 1000
@@ -102,12 +97,7 @@ class DeltaSource:
             raise InvalidConfiguration("changes reads what skip_changes passes over: give sources.delta one of them")
         if max_files_per_trigger is not None and max_files_per_trigger < 1:
             raise InvalidConfiguration(f"max_files_per_trigger must be at least 1 (got {max_files_per_trigger})")
-        for key in storage_options or {}:
-            if _SECRET.search(key):
-                raise InvalidConfiguration(
-                    f"{key} is a secret, and options are shown by Spark: name an environment variable that holds it, "
-                    f'storage_options_env={{"{key}": "NAME"}}'
-                )
+        refuse_secrets(storage_options or {}, _SECRET, "storage_options_env")
         self.uri = str(uri)
         self.max_files_per_trigger = max_files_per_trigger
         self._config: dict[str, Any] = {
@@ -133,11 +123,7 @@ class DeltaSource:
             InvalidConfiguration: deltalake is not installed, this Spark lacks what is asked for, or the table cannot be
                 read exactly. MissingSource: there is no table. Unavailable: its store does not answer.
         """
-        if self.max_files_per_trigger is not None and not HAS_LIMITS:
-            raise InvalidConfiguration(
-                f"max_files_per_trigger needs Spark 4.2 or newer, and this is {spark.version}: an older Spark does not "
-                "tell a source of Python how far it may go. Leave it out, or update Spark"
-            )
+        check_limit("max_files_per_trigger", self.max_files_per_trigger, spark)
         opened = _log_of(self._config).opened()
         check_readable(opened.metadata, opened.protocol, _where(self._config), changes=self._config["changes"])
         config = json.dumps(
@@ -168,7 +154,7 @@ def _where(of: Mapping[str, Any]) -> str:
 
 def _log_of(of: Mapping[str, Any]) -> TableLog:
     library()
-    options = options_with_secrets(of["options"], of["options_env"])
+    options = with_secrets(of["options"], of["options_env"], _where(of))
     secrets = [options[key] for key in of["options_env"]]
     return TableLog(of["uri"], options, _where(of), secrets=secrets)
 
@@ -225,7 +211,7 @@ class _Reader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a job without a snapshot begins."""
-        with _telling():
+        with telling():
             opened, starting = self._log.opened(), self._of["starting"]
             here = DeltaPosition(opened.metadata.id, opened.version)
             if starting == "all":
@@ -275,7 +261,7 @@ class _Reader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the files of a batch, in groups, each for one task."""
-        with _telling():
+        with telling():
             begin, until = DeltaPosition.from_json(start), DeltaPosition.from_json(end)
             if self._newest is None:
                 self._opened(begin)
@@ -283,7 +269,7 @@ class _Reader(DataSourceStreamReader):
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of some files; runs in a task."""
-        with _telling():
+        with telling():
             columns = arrow_schema_of(columns_of(self._of))
             for file in partition.files:
                 yield from rows_of(self._log, file, columns, self._where)
@@ -319,7 +305,7 @@ if HAS_LIMITS:
 
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
             """Return how far the next batch goes."""
-            with _telling():
+            with telling():
                 begin = DeltaPosition.from_json(start)
                 newest = self._opened(begin).version
                 self._seen = DeltaPosition(begin.table, newest + 1)
@@ -333,7 +319,7 @@ if HAS_LIMITS:
 
         def prepareForTriggerAvailableNow(self) -> None:
             """Go no further than what there is now."""
-            with _telling():
+            with telling():
                 self._target = self._log.opened().version
 
 
@@ -341,20 +327,11 @@ class _PlainReader(_Reader):
     """For Spark 4.1, which asks only how far the table is."""
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        with _telling():
+        with telling():
             opened = self._log.opened()
             return DeltaPosition(opened.metadata.id, opened.version + 1).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        with _telling():
+        with telling():
             self._opened(DeltaPosition.from_json(start))
         return super().partitions(start, end)
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """Mark an error, so that the driver finds it in the text that Spark makes of it."""
-    try:
-        yield
-    except StillstateError as error:
-        raise marked(error) from error

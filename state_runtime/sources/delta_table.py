@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from state_runtime.sources.delta_commits import (
     parse_commit,
 )
 
-__all__ = ["AWAY_S", "OpenedTable", "TableLog", "library", "options_with_secrets", "rows_of"]
+__all__ = ["AWAY_S", "OpenedTable", "TableLog", "library", "rows_of"]
 
 AWAY_S: Final = 60.0
 """How long a question is repeated while the store does not answer; then the run ends, and is started again."""
@@ -304,24 +303,6 @@ def partition_value(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 def _file_of(version: int) -> str:
     return f"_delta_log/{version:020}.json"
-
-
-def options_with_secrets(options: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return options with those that environment variables of this process hold.
-
-    Args:
-        secrets: names of variables, by option.
-
-    Raises:
-        InvalidConfiguration: a variable is not set.
-    """
-    missing = sorted(name for name in secrets.values() if name not in os.environ)
-    if missing:
-        raise InvalidConfiguration(
-            f"the environment variable {missing[0]} is not set, which holds an option of the Delta source. It must be "
-            "set for the driver, and on a cluster for the executors (spark.executorEnv.…)"
-        )
-    return {**options, **{key: os.environ[name] for key, name in secrets.items()}}
 
 
 def library() -> Any:

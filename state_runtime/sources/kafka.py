@@ -6,14 +6,13 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from state_runtime.base.errors import InvalidConfiguration, MissingSource, StillstateError
-from state_runtime.sources.kafka_client import Cluster, Records, columns_of, library, settings_with_secrets
+from state_runtime.base.errors import InvalidConfiguration, MissingSource
+from state_runtime.sources.kafka_client import Cluster, Records, columns_of, library
 from state_runtime.sources.kafka_lag import KafkaLag
 from state_runtime.sources.kafka_offsets import (
     Positions,
@@ -26,21 +25,16 @@ from state_runtime.sources.kafka_offsets import (
     ranges,
     told_lost,
 )
+from state_runtime.sources.python_source import HAS_LIMITS, check_limit, refuse_secrets, telling, with_secrets
 from state_runtime.sources.watch import remember_opened
-from state_runtime.spark.errors import marked
-from state_runtime.spark.versions import requirement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["KafkaSource"]
 
-try:  # Spark 4.2 and newer
+if HAS_LIMITS:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-
-    HAS_LIMITS = True
-except ImportError:
-    HAS_LIMITS = False
 
 _LOG = logging.getLogger(__name__)
 FORMAT: Final = "stillstate-kafka"
@@ -134,11 +128,7 @@ class KafkaSource:
             InvalidConfiguration: confluent-kafka is not installed, or this Spark lacks what is asked for.
         """
         library()
-        if self.max_offsets_per_trigger is not None and not HAS_LIMITS:
-            raise InvalidConfiguration(
-                f"max_offsets_per_trigger needs Spark 4.2 or newer, and this is {spark.version}: an older Spark does "
-                f"not tell a source of Python how far it may go. Leave it out, or update Spark ({requirement()})"
-            )
+        check_limit("max_offsets_per_trigger", self.max_offsets_per_trigger, spark)
         spark.dataSource.register(KafkaDataSource)
         named, config = self.topic_pattern or ",".join(self.topics), json.dumps(self._config)
         remember_opened(repr(self), self.lag)
@@ -147,7 +137,7 @@ class KafkaSource:
     def lag(self) -> KafkaLag:
         """Return what asks Kafka about this source beside a job."""
         named = self.topic_pattern or ",".join(self.topics)
-        settings = settings_with_secrets(self._config["settings"], self._config["options_env"])
+        settings = with_secrets(self._config["settings"], self._config["options_env"], f"source {named!r}")
         return KafkaLag(named, settings, self.topics or re.compile(self.topic_pattern).fullmatch)
 
 
@@ -177,11 +167,7 @@ def _check_options(options: Mapping[str, str]) -> None:
             )
         if key.startswith("kafka."):
             raise InvalidConfiguration(f"options are librdkafka's: {key.removeprefix('kafka.')}, and not {key}")
-        if _SECRET.search(key):
-            raise InvalidConfiguration(
-                f"{key} is a secret, and options are shown by Spark: name an environment variable that holds it, "
-                f'options_env={{"{key}": "NAME"}}'
-            )
+    refuse_secrets(options, _SECRET, "options_env")
 
 
 class KafkaDataSource(DataSource):
@@ -223,13 +209,13 @@ class _Reader(DataSourceStreamReader):
     @property
     def _cluster(self) -> Cluster:
         if self._cluster_made is None:
-            settings = settings_with_secrets(self._of["settings"], self._of["options_env"])
+            settings = with_secrets(self._of["settings"], self._of["options_env"], self._where)
             self._cluster_made = Cluster(settings, self._where)
         return self._cluster_made
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a job without a snapshot begins."""
-        with _telling():
+        with telling():
             newest, starting = self._newest(), self._of["starting"]
             missing = sorted(set(self._of["topics"]) - set(newest.ids))
             if missing:
@@ -261,7 +247,7 @@ class _Reader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the ranges of a batch, each for one task."""
-        with _telling():
+        with telling():
             parts = ranges(Positions.from_json(start), Positions.from_json(end))
             earliest = self._cluster.earliest([(part.topic, part.partition) for part in parts])
             if self._of["when_lost"] == "fail":
@@ -273,7 +259,7 @@ class _Reader(DataSourceStreamReader):
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of a range; runs in a task."""
-        with _telling():
+        with telling():
             part = partition.range
             for messages in _records(self._config, part.topic, part.partition, self._where).read(part):
                 yield columns_of(messages, headers=self._of["headers"])
@@ -291,7 +277,7 @@ if HAS_LIMITS:
 
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
             """Return how far the next batch goes."""
-            with _telling():
+            with telling():
                 begin, newest = Positions.from_json(start), self._target or self._newest()
                 check_same_topics(begin, newest.ids)
                 self._seen = go_on(begin, newest)
@@ -304,7 +290,7 @@ if HAS_LIMITS:
 
         def prepareForTriggerAvailableNow(self) -> None:
             """Go no further than what there is now."""
-            with _telling():
+            with telling():
                 self._target = self._newest()
 
 
@@ -312,11 +298,11 @@ class _PlainReader(_Reader):
     """For Spark 4.1, which asks only how far Kafka is."""
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        with _telling():
+        with telling():
             return self._newest().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        with _telling():
+        with telling():
             check_same_topics(Positions.from_json(start), Positions.from_json(end).ids)
         return super().partitions(start, end)
 
@@ -331,14 +317,5 @@ def _records(config: str, topic: str, partition: int, where: str) -> Records:
         while len(_KEPT) >= _CONSUMERS_MAX:
             _KEPT.pop(next(iter(_KEPT))).close()
         of = json.loads(config)
-        _KEPT[key] = Records(settings_with_secrets(of["settings"], of["options_env"]), topic, partition, where)
+        _KEPT[key] = Records(with_secrets(of["settings"], of["options_env"], where), topic, partition, where)
     return _KEPT[key]
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """Mark an error, so that the driver finds it in the text that Spark makes of it."""
-    try:
-        yield
-    except StillstateError as error:
-        raise marked(error) from error

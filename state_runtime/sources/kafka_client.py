@@ -5,7 +5,6 @@ On confluent-kafka. Its clients are kept between questions: a new one costs seve
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,7 +14,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from state_runtime.base.errors import InvalidConfiguration, MissingSource, StoreRefused, Unavailable
 from state_runtime.sources.kafka_offsets import Partition, Positions, Range
 
-__all__ = ["AWAY_S", "STRANGERS", "Cluster", "Records", "library", "settings_with_secrets", "stranger", "typed"]
+__all__ = ["AWAY_S", "STRANGERS", "Cluster", "Records", "library", "stranger", "typed"]
 
 AWAY_S: Final = 60.0
 """How long a question is repeated while no broker answers; then the run ends, and is started again."""
@@ -294,24 +293,6 @@ def stranger(problem: Any) -> str:
         "the broker does not take the user's name and password (or token). Look at `sasl.mechanism`, `sasl.username` "
         "and at the environment variables that options_env names, and start again"
     )
-
-
-def settings_with_secrets(settings: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Return librdkafka's settings with those that environment variables of this process hold.
-
-    Args:
-        secrets: names of variables, by setting.
-
-    Raises:
-        InvalidConfiguration: a variable is not set.
-    """
-    missing = sorted(name for name in secrets.values() if name not in os.environ)
-    if missing:
-        raise InvalidConfiguration(
-            f"the environment variable {missing[0]} is not set, which holds a secret of the Kafka source. It must be "
-            "set for the driver, and on a cluster for the executors (spark.executorEnv.…)"
-        )
-    return {**settings, **{key: os.environ[name] for key, name in secrets.items()}}
 
 
 def library() -> Any:

@@ -19,7 +19,8 @@ from examples.servers.kafka import KafkaBroker, settled
 from state_runtime.base.errors import InvalidConfiguration, MissingSource, StillstateError, Unavailable
 from state_runtime.sources import kafka as kafka_source
 from state_runtime.sources.kafka import KafkaDataSource
-from state_runtime.sources.kafka_client import Cluster, settings_with_secrets
+from state_runtime.sources.kafka_client import Cluster
+from state_runtime.sources.python_source import with_secrets
 
 NAMES = itertools.count(1)
 ALL = ReadAllAvailable()
@@ -262,11 +263,11 @@ def test_a_secret_is_read_from_the_environment_of_each_process_and_is_in_no_opti
 ) -> None:
     source = kafka_source("a", bootstrap_servers="b:1", options_env={"sasl.password": "KAFKA_PASSWORD"})
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
-    assert settings_with_secrets({}, {"sasl.password": "KAFKA_PASSWORD"}) == {"sasl.password": "hunter2"}
+    assert with_secrets({}, {"sasl.password": "KAFKA_PASSWORD"}, "source 'a'") == {"sasl.password": "hunter2"}
     assert "hunter2" not in json.dumps(source._config) + repr(source)
     monkeypatch.delenv("KAFKA_PASSWORD")
     with pytest.raises(InvalidConfiguration, match="KAFKA_PASSWORD is not set"):
-        settings_with_secrets({}, {"sasl.password": "KAFKA_PASSWORD"})
+        with_secrets({}, {"sasl.password": "KAFKA_PASSWORD"}, "source 'a'")
 
 
 def test_errors_of_the_source_are_found_again_in_what_spark_makes_of_them() -> None:
