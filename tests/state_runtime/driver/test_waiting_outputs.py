@@ -140,11 +140,11 @@ def test_an_error_that_does_not_pass_is_the_runs_error() -> None:
 
 
 def test_nothing_is_tried_any_more_once_it_is_closed() -> None:
-    target = Target()
+    target, before = Target(), set(threading.enumerate())
     waiting = waiting_for(target)
     waiting.begin("out", [output(1)], AWAY)
     waiting.close(WAIT_S)
-    assert not [thread for thread in threading.enumerate() if thread.name == "away-out"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "away-out"]
     assert [o.epoch for o in waiting.named] == [1]
 
 
