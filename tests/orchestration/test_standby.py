@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
 PAUSE = threading.Event()
 
-# A driver without Spark: it notes what it does in a file, and stands by, works and dies as files say.
+# A driver without Spark: it notes what it does in a file, and stands by, works and dies as files say. As a real one it
+# decides itself what a signal does: where SIGINT is ignored (a job of a shell in the background) Dagster's jobs leave
+# SIGTERM ignored, too, and processes inherit that.
 DRIVER = f"""
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from stillstate.orchestration.running.standby import Supervised
