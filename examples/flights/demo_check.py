@@ -52,10 +52,7 @@ SPEED: Final = DAYS_IN_YEAR / 400
 more than a minute after each start on two cores."""
 
 SPEED_OF_REST: Final = DAYS_IN_YEAR / 80
-"""Of the days behind `FIRST_PART_DAYS`: faster than the job."""
-
-FIRST_PART_DAYS: Final = 210
-"""The rest of the year is delivered after the second driver was turned away, for the first one to go on with."""
+"""Faster than the job: of what is not delivered when the second driver was turned away."""
 
 KILLS: Final = ((0.10, MOMENTS[0], False), (0.35, MOMENTS[1], False), (0.70, MOMENTS[2], True))
 """After which share of the year's flights, and at which moment of an epoch, each kill happens; and whether it takes the
@@ -130,7 +127,7 @@ class Checker:
             all(daemons.values()),
             f"{stack.dagster.url}, {len(daemons)} daemons",
         )
-        stack.start_replay(SPEED, FIRST_PART_DAYS)
+        stack.start_replay(SPEED)
         self._list.note(f"replaying {year.name}, {SPEED:.1f} days a second; launching {START_JOB}")
         run_id = stack.dagster.launch(START_JOB)
         stack.dagster.wait_for_run(run_id, f"the Dagster job {START_JOB}", _START_S)
@@ -228,7 +225,6 @@ class Checker:
 
     def _first_goes_on(self) -> None:
         term = self._kills[-1].term + 1
-        wait_for("the end of the first part of the replay", lambda: self._stack.replay_exit_code() == 0, _PROGRESS_S)
         newest = self._catalog.latest()
         reached = newest.snapshot_id if newest is not None else 0
         self._stack.start_replay(SPEED_OF_REST)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from examples.flights.data import year_parquet
-from examples.flights.replay import DAYS_IN_YEAR
 from examples.servers.dagster import DagsterStack
 
 CONFIG: Final = Path(__file__).resolve().with_name("stillstate.yaml")
@@ -48,10 +47,13 @@ class Stack(DagsterStack):
         """The second operator's output."""
         return self.work / "output" / "by-carrier"
 
-    def start_replay(self, days_per_s: float, days: int = DAYS_IN_YEAR) -> None:
-        """Start to deliver the flights up to a day of the year; what is in the inbox already is not repeated."""
+    def start_replay(self, days_per_s: float) -> None:
+        """Start to deliver the flights, or go on with another speed: what is in the inbox already is not repeated."""
+        if self._replay_process is not None:
+            self._replay_process.kill()
+            self._replay_process.wait()
         command = ["-m", "examples.flights.replay", "--inbox", str(self.inbox), "--work", str(self.work)]
-        self._replay_process = self.spawn([*command, "--speed", str(days_per_s), "--days", str(days)], self.replay_log)
+        self._replay_process = self.spawn([*command, "--speed", str(days_per_s)], self.replay_log)
 
     def replay_exit_code(self) -> int | None:
         """The replay's exit code; None while it runs, or if it was not started."""
