@@ -18,6 +18,7 @@ from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch import EpochRun, LimitsOf, PlannedEpoch, TasksDone
 from state_runtime.driver.epoch_plan import EpochPlan, plan_epoch
+from state_runtime.driver.packed_outputs import pack_outputs
 from state_runtime.driver.single_task import SingleTask, may_be_single_task
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.placement.anchors import AnchoredPlan, has_executors
@@ -171,7 +172,14 @@ class SparkEngine:
             with self._acknowledgements.expecting(job.epoch):
                 plan.run()
         acknowledged = self._acknowledgements.take(job.epoch, job.parallelism, pipeline.stages)
-        return acknowledged, plan, planned_s
+        return self._packed(acknowledged, job), plan, planned_s
+
+    def _packed(self, acknowledged: list[Acknowledgement], job: TaskJob) -> list[Acknowledgement]:
+        try:
+            return pack_outputs(acknowledged, self._context.sinks, job.term, job.clock.epoch, self._context.ids)
+        except Exception:
+            self._discard(acknowledged, job.clock.epoch)
+            raise
 
     def _frames(self) -> Frames:
         """Return the maker of the frames of an epoch's plan; it keeps the parts common to all epochs."""

@@ -140,8 +140,8 @@ class ParquetSink(Sink):
         partition_by: columns whose values name folders, as Spark's `partitionBy` has it:
             `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and are in no file;
             readers take them from the folders.
-            Each task writes a file for each folder, epoch and 128 MiB of its rows, for 1,000 folders at most. One
-            output folder has one way of partitioning: readers refuse a mixture.
+            An epoch has a file for each folder, and more where tasks have many rows: each task writes one for each
+            folder and 128 MiB of its rows, for 1,000 folders at most. One output folder has one way of partitioning: readers refuse a mixture.
         storage_options: for fsspec; never stored.
 
     Example:

@@ -6,7 +6,7 @@ pipeline/sinks.py gives the files their final names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,15 +23,15 @@ from state_runtime.snapshot.paths import OUTPUTS_DIR
 from state_runtime.state.text import broken_text, text_with_nul
 from state_runtime.store import Store, shared_store
 
-__all__ = ["SinkSpec"]
+__all__ = ["FOLDERS_MAX", "SinkSpec", "Staging", "rows_read", "rows_sent"]
 
+FOLDERS_MAX = 1_000
+"""Folders of one task's rows in one epoch: manifests name each file."""
 # Files are closed at this size, and rows for folders are cut at this many bytes. It is also the memory of one task per
 # sink; while rows are cut, three times that.
 _FILE_BYTES_MAX = 128 * MIB
 # Files that are stored at a time: a folder's files may be small, and each is a request to an object store.
 _PUTS = 8
-# Folders of one task's rows in one epoch: manifests name each file.
-_FOLDERS_MAX = 1_000
 _ROW_GROUP_ROWS = 1 << 20
 # The names that `_Staging` gives.
 _TERM = re.compile(r"[0-9]{20}\Z")
@@ -116,13 +116,24 @@ class SinkSpec:
             if _STAGED.match(name) and name.startswith(f"{epoch:020d}-"):
                 store.delete(f"{folder}/{name}")
 
-    def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
+    def open(
+        self,
+        term: int,
+        epoch: int,
+        shard: int,
+        attempt: str,
+        *,
+        sent_bytes_max: int = 0,
+        folders_max: int = FOLDERS_MAX,
+    ) -> Staging:
         """Begin staging for one task; file names are unique to the attempt.
 
         Args:
             epoch: number of the epoch; the same number is never published with other rows.
+            sent_bytes_max: rows of so many bytes in memory are not stored, but go to the driver; 0: all are stored.
+            folders_max: how many folders the rows may have.
         """
-        return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
+        return Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}", sent_bytes_max, folders_max)
 
     def stage_nothing(self, term: int, epoch: int, attempt: str, schema: pa.Schema) -> StagedFiles:
         """Stage a file without rows, for an epoch in which no task had any."""
@@ -153,14 +164,35 @@ class _File:
         return self._buffer.getvalue()
 
 
-class _Staging:
-    """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
+def rows_sent(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return rows as a stream of Arrow; b"" without any."""
+    if not batches:
+        return b""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(stream.getvalue())
 
-    def __init__(self, spec: SinkSpec, term: int, epoch: int, name: str) -> None:
+
+def rows_read(rows: bytes) -> list[pa.RecordBatch]:
+    """Return what `rows_sent` was given."""
+    return list(pa.ipc.open_stream(rows)) if rows else []
+
+
+class Staging:
+    """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows, or with few of them.
+
+    Made by `SinkSpec.open`. Life cycle: `write` → `finish`.
+    """
+
+    def __init__(self, spec: SinkSpec, term: int, epoch: int, name: str, sent_bytes_max: int, folders_max: int) -> None:
         self._spec = spec
         self._term = term
         self._epoch = epoch
         self._name = name
+        self._sent_bytes_max = sent_bytes_max
+        self._folders_max = folders_max
         self._files: list[StagedFile] = []
         self._open: _File | None = None
         self._waiting: list[pa.RecordBatch] = []
@@ -182,23 +214,40 @@ class _Staging:
             epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
         if self._spec.partition_by:
-            self._wait_for_more(batch)
-            return
-        if self._open is None:
-            self._open = _File(batch.schema)
-        self._open.write(batch)
-        if self._open.is_full:
-            self._store_open()
+            self._refuse_folders(batch)
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes > self._sent_bytes_max:
+            self._sent_bytes_max = 0
+            if not self._spec.partition_by:
+                self._write_waiting()
+            elif self._waiting_bytes > _FILE_BYTES_MAX:
+                self._store_folders()
 
     def begin(self, schema: pa.Schema) -> None:
         """Open a file; it is stored even if no rows follow."""
         self._open = _File(schema)
+        self._sent_bytes_max = 0
 
     def finish(self) -> StagedFiles:
-        """Store the remaining rows."""
+        """Store the remaining rows, or return them."""
+        if self._sent_bytes_max:
+            return StagedFiles(self._spec.name, (), rows_sent(self._waiting))
+        if self._spec.partition_by:
+            self._store_folders()
+        else:
+            self._write_waiting()
         self._store_open()
-        self._store_folders()
         return StagedFiles(self._spec.name, tuple(self._files))
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        for batch in waiting:
+            if self._open is None:
+                self._open = _File(batch.schema)
+            self._open.write(batch)
+            if self._open.is_full:
+                self._store_open()
 
     def _store_open(self) -> None:
         if self._open is not None:
@@ -217,9 +266,7 @@ class _Staging:
                 f".transform(lambda df: df.withColumn({name!r}, {way.format(repr(name))}))"
             )
 
-    def _wait_for_more(self, batch: pa.RecordBatch) -> None:
-        """Collect rows, to cut many into folders at once. One open file for each folder, with a few rows of each batch,
-        would take sixteen times as long and store three times the bytes (docs/design/0039-folders.md)."""
+    def _refuse_folders(self, batch: pa.RecordBatch) -> None:
         broken = broken_text(batch.select(self._spec.partition_by))
         if broken is not None:
             raise InvalidData(
@@ -227,13 +274,13 @@ class _Staging:
                 "UTF-8: it names no folder. Repair it before the sink, .transform(lambda df: "
                 f"df.withColumn({broken[0]!r}, make_valid_utf8({broken[0]!r}))), or partition by another column"
             )
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes > _FILE_BYTES_MAX:
-            self._store_folders()
 
     def _store_folders(self) -> None:
-        """Store a file for each folder, several at a time; no put is running when it returns or raises."""
+        """Store a file for each folder, several at a time; no put is running when it returns or raises.
+
+        Many rows are cut at once. One open file for each folder, with a few rows of each batch, would take sixteen
+        times as long and store three times the bytes (docs/design/0039-folders.md).
+        """
         if not self._waiting:
             return
         rows = pa.concat_batches(self._waiting)
@@ -250,10 +297,10 @@ class _Staging:
     def _in_files(self, rows: pa.RecordBatch) -> Iterator[tuple[str, _File]]:
         for folder, part in in_folders(rows, self._spec.partition_by, f"sink {self._spec.name!r}"):
             self._folders.add(folder)
-            if len(self._folders) > _FOLDERS_MAX:
+            if len(self._folders) > self._folders_max:
                 raise InvalidData(
                     f"sink {self._spec.name!r}: the rows that one task has in one epoch are of more than "
-                    f"{_FOLDERS_MAX:,} folders by {', '.join(self._spec.partition_by)}; partition by columns with "
+                    f"{self._folders_max:,} folders by {', '.join(self._spec.partition_by)}; partition by columns with "
                     "fewer values"
                 )
             file = _File(part.schema)

@@ -27,11 +27,12 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.heap import freeze_heap
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.limits import KIB, MIB
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.inflight import InflightPass, RowsPart, left_of_shard
 from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.rows import encode_columns, fit_rows
-from state_runtime.pipeline.staging import SinkSpec
+from state_runtime.pipeline.staging import SinkSpec, Staging
 from state_runtime.processors.builtin.partial_rows import are_partial
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.renamed import Renamed
@@ -59,6 +60,11 @@ __all__ = ["Shared", "StageTask"]
 
 # The default of Spark's own spark.sql.execution.arrow.maxRecordsPerBatch.
 _EMITTED_ROWS = 10_000
+# Rows for a sink that a task gives to the driver, in place of a file: of one task, and of all tasks of an operator. The
+# tasks of a source are not counted beforehand, and may be a thousand.
+_SENT_BYTES = 256 * KIB
+_SENT_BYTES_OF_SINK = 4 * MIB
+_SENT_BYTES_OF_SOURCE = 16 * KIB
 
 
 class Shared(Protocol):
@@ -131,7 +137,7 @@ class StageTask:
 
     def _run_sinks(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
         attempt = SYSTEM_IDS.short()
-        stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
+        stagings = self._stagings(shard, attempt, _SENT_BYTES_OF_SOURCE)
         rows = row_bytes = 0
         for batch in batches:
             rows += batch.num_rows
@@ -151,6 +157,10 @@ class StageTask:
                 staged=staged,
             )
         )
+
+    def _stagings(self, shard: int, attempt: str, sent_bytes_max: int) -> list[Staging]:
+        term, epoch = self.job.term, self.job.clock.epoch
+        return [sink.open(term, epoch, shard, attempt, sent_bytes_max=sent_bytes_max) for sink in self.sinks]
 
     def _by_shard(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
         """Yield the input of each shard of this task, in their order."""
@@ -180,7 +190,7 @@ class StageTask:
         host = self._host_rows(folder, access)
         emitted = False
         while True:
-            stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
+            stagings = self._stagings(shard, attempt, min(_SENT_BYTES, _SENT_BYTES_OF_SINK // self.job.parallelism))
             passes = [*self._stored_passes(access, host, keys, given.empty), given.begin()]
             slicer = Slicer(
                 passes, self.budget, SYSTEM_CLOCK, shard=shard, began_s=began_s, began_ms=began_ms, rows_max=rows_max
