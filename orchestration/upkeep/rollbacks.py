@@ -46,7 +46,8 @@ def rollback_text(job: str, plan: RollbackPlan) -> str:
     return (
         f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. {count_text(plan.abandoned)} newer "
         f"snapshot ids (up to {plan.newest.snapshot_id}) expire with its former history; {data}Input since then is "
-        "read again. Output that was published since then stays, and comes again under higher epoch numbers."
+        "read again. Output that was published since then stays, and comes again under higher epoch numbers; a sink "
+        'with on_rollback="replace" takes it out at the next start, and one with "refuse" refuses that start.'
     )
 
 

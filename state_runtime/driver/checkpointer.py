@@ -17,6 +17,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from state_runtime.base import faults
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
 from state_runtime.base.patience import patience
@@ -30,6 +31,7 @@ from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_index import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
+from state_runtime.driver.left_output import refuse_left_output, withdraw_left_output
 from state_runtime.driver.numbers import checkpoint_ms, waited
 from state_runtime.driver.publishing import PublishedOutputs, publish_all
 from state_runtime.driver.waiting_outputs import WaitingOutputs
@@ -140,9 +142,11 @@ class Checkpointer:
         """Publish the output that the newest snapshot names, unless it is published; idempotent. A run calls this first
         after fencing.
 
-        Then output that fenced runs staged and never committed is removed: no manifest can name it any more.
+        Before it, output that fenced runs staged and never committed is removed: no manifest can name it any more. And
+        output of epochs that the job went back behind, where a sink takes it out of its place.
 
         Raises:
+            InvalidConfiguration, InvalidPipeline: see driver/left_output.py.
             SnapshotInUse: another job root stages under the same names; nothing was published or removed.
             MissingFile: see the sinks.
             Unavailable: a sink is away. A start needs every sink: whose its place is, and which epochs it has, must be
@@ -161,6 +165,12 @@ class Checkpointer:
         )
         # All sinks are checked before one of them changes anything.
         since_terms = {name: context.pipeline.sinks[name].own(spec, claimant) for name, spec in context.sinks.items()}
+        refuse_left_output(context, last.left_epochs)
+        for name, spec in context.sinks.items():
+            named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
+            spec.remove_abandoned(term.term, named, since_terms[name])
+        # Behind the removal: a run that wakes up now finds nothing to publish.
+        withdraw_left_output(context, last.left_epochs, Actor(context.clock, context.ids))
         if not is_published(context.root, last.outputs):
             done = publish_all(
                 last.outputs,
@@ -172,9 +182,6 @@ class Checkpointer:
                 raise left.error
             record_published(context.root, last.outputs)
         self._published = None
-        for name, spec in context.sinks.items():
-            named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
-            spec.remove_abandoned(term.term, named, since_terms[name])
         if self._state.files is None:
             self.materializer.look(last)
 

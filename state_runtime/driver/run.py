@@ -229,7 +229,8 @@ class JobRun:
         self._root.probe()
         host, pid, space, time_zone = socket.gethostname(), os.getpid(), process_space(), self._time_zone()
         clock = TrustedClock(self._clock, self._root.now_ms)
-        committer = beginning.open(self._empty, host=host, pid=pid, process_space=space, clock=clock)
+        withdraw = [name for name, sink in pipeline.sinks.items() if sink.on_rollback == "replace"]
+        committer = beginning.open(self._empty, host=host, pid=pid, process_space=space, clock=clock, withdraw=withdraw)
         info, self.term = committer.info, committer.term.term
         # Another start may have been first: then a snapshot exists that was not there before.
         began_empty = checked.before is None and committer.last.snapshot_id == 1

@@ -24,7 +24,7 @@ first checkpoint (maintenance/delete/claimed.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -132,6 +132,7 @@ class StartPosition:
         self._ids = ids
         self._on_copy = on_copy
         self._decide: Decide | None = None
+        self._withdraw: Collection[str] = ()
         self._own: Manifest | None = None
         self._source: OpenedSnapshot | None = None
         self.info: JobInfo | None = None
@@ -372,6 +373,7 @@ class StartPosition:
         pid: int,
         process_space: str = "",
         clock: Clock | None = None,
+        withdraw: Collection[str] = (),
     ) -> Committer:
         """Begin the run; the job has a fencing snapshot when it returns. Repeat it after an error or a crash.
 
@@ -379,6 +381,7 @@ class StartPosition:
             empty: returns the content of a job that begins with nothing.
             host, pid, process_space: the run's process, see `Actor`.
             clock: for processing time and the dates of the run's snapshots, if it is another one.
+            withdraw: see `open_run`.
 
         Raises:
             the errors of `decide` of `look`: the run may not resume from what others have committed since. No older run
@@ -389,6 +392,7 @@ class StartPosition:
             Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
         """
         actor = Actor(clock or self._clock, self._ids, host, pid, process_space)
+        self._withdraw = withdraw
         source = self._source
         if source is None:
             info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)
@@ -525,6 +529,7 @@ class StartPosition:
             actor=actor,
             back_to=past if past is not None else self._from_snapshot,
             decide=(lambda content: decide(content, info)) if decide is not None else None,
+            withdraw=self._withdraw,
         )
 
     @property

@@ -4,6 +4,8 @@
     _stillstate/compactions/<number>.json             a compaction: its inputs, and the file that takes their place
     _stillstate/compactions/<number>.end.json         it has ended: `done`, or `void` (nothing was changed)
 
+A withdrawal is a compaction without a file that takes the inputs' place: the job went back, and their rows go.
+
 The document with a number is the decision. It is created once, and only if no other compaction has one of its inputs.
 Before it the folder is as it was. Behind it anybody can end the compaction, any number of times: the new file gets its
 name, the inputs are removed, and the end is written. So a crash anywhere is repaired by the next compaction, and by the
@@ -59,7 +61,7 @@ class Compaction:
     Attributes:
         uid: of the process's attempt; no two documents have the same bytes.
         inputs: names of the files that go, in the folder of `output`.
-        output: the file that takes their place.
+        output: the file that takes their place; None: their rows go.
         first_epoch, last_epoch: of its rows.
         digest: of its rows, in any order (reading/fingerprint.py).
     """
@@ -67,7 +69,7 @@ class Compaction:
     uid: str
     at_ms: int
     inputs: tuple[str, ...]
-    output: StagedFile
+    output: StagedFile | None
     first_epoch: int
     last_epoch: int
     digest: str
@@ -152,17 +154,19 @@ def finish(store: Store, number: int) -> bool:
     """
     compaction = _read(store, number)
     output = compaction.output
-    try:
-        store.move(output.staged, output.final)
-    except FileNotFoundError:
-        # Somebody else has ended it, and the file belongs to its readers since. Or it was removed before it had its
-        # name: then the inputs are all that there is.
-        return _end(store, number, "void") == "done"
+    if output is not None:
+        try:
+            store.move(output.staged, output.final)
+        except FileNotFoundError:
+            # Somebody else has ended it, and the file belongs to its readers since. Or it was removed before it had
+            # its name: then the inputs are all that there is.
+            return _end(store, number, "void") == "done"
     faults.reach("compaction-visible")
     with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="compact") as pool:
         for _ in pool.map(store.delete, compaction.inputs):
             faults.reach("compaction-input-removed")
-    _sync(store, output)
+    if output is not None:
+        _sync(store, output)
     faults.reach("compaction-removed")
     return _end(store, number, "done") == "done"
 
@@ -198,11 +202,13 @@ def _read(store: Store, number: int) -> Compaction:
     """
     path = _path(number)
     found = decode_document("compaction", Compaction, store.read(path, MANIFEST_BYTES_MAX), f"{store.url}/{path}")
-    strange = [name for name in (*found.inputs, found.output.final) if not _OURS.match(name)]
-    if strange or found.output.final in found.inputs:
+    finals = () if found.output is None else (found.output.final,)
+    strange = [name for name in (*found.inputs, *finals) if not _OURS.match(name)]
+    strange += [name for name in finals if name in found.inputs]
+    if strange:
         raise CorruptManifest(
-            f"{path} in {store.url} names {(strange or [found.output.final])[0][:200]!r}, which is no output of a "
-            "job. Nothing was removed. Restore the document from a copy, or remove it if there is none"
+            f"{path} in {store.url} names {strange[0][:200]!r}, which is no output of a job. Nothing was removed. "
+            "Restore the document from a copy, or remove it if there is none"
         )
     return found
 

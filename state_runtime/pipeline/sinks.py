@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,9 +34,19 @@ from state_runtime.store import Store, shared_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EpochInfo", "ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "move_all", "read_staged"]
+__all__ = [
+    "EpochInfo",
+    "ForeachEpoch",
+    "OnRollback",
+    "ParquetSink",
+    "Sink",
+    "foreach_epoch",
+    "move_all",
+    "read_staged",
+]
 
 EPOCH_COLUMN = "epoch"
+OnRollback = Literal["continue", "refuse", "replace"]
 
 # Files that get their final name in parallel: on an object store each takes a few requests, one after the other.
 _AT_A_TIME = 16
@@ -49,10 +59,29 @@ class Sink(ABC):
         may_have_python: whether its handling of an epoch's output may have Spark hand rows to Python.
         replaces: whether it can take the output of an epoch for a whole table, in the place of the one before (complete
             mode).
+        can_withdraw: whether it can take output out of its place again.
+        on_rollback: what happens, when the job has gone back to an older snapshot, with the output that was published
+            since: it stays ("continue"), the job does not start ("refuse"), or it is taken out ("replace").
     """
 
     may_have_python: ClassVar[bool] = True
     replaces: ClassVar[bool] = False
+    can_withdraw: ClassVar[bool] = False
+    on_rollback: OnRollback = "continue"
+
+    @classmethod
+    def checked(cls, on_rollback: OnRollback) -> OnRollback:
+        """Return what is to happen when the job has gone back.
+
+        Raises:
+            InvalidConfiguration: this kind of sink cannot do it.
+        """
+        allowed = ("continue", "refuse", "replace") if cls.can_withdraw else ("continue", "refuse")
+        if on_rollback not in allowed:
+            raise InvalidConfiguration(
+                f"{cls.__name__}: on_rollback must be {' or '.join(allowed)} (got {on_rollback!r})"
+            )
+        return on_rollback
 
     @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
@@ -113,6 +142,21 @@ class Sink(ABC):
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
         """Remove files that only a repetition needed; called when a later manifest no longer names `output`."""
 
+    def withdraw(self, spec: SinkSpec, left: Sequence[tuple[int, int]]) -> int:
+        """Take the output of epochs that the job went back behind out of the sink's place, before anything newer is
+        published; idempotent. Behind it no driver that slept publishes such an epoch.
+
+        Args:
+            left: closed ranges of epochs, ascending.
+
+        Returns:
+            How many files or commits it took out now; 0 if nothing was there any more.
+
+        Raises:
+            InvalidPipeline: it cannot be told from the output of others; nothing was changed.
+        """
+        raise InvalidConfiguration(f"{self!r} cannot take output back: on_rollback must be continue or refuse")
+
     def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
         """Keep the sink's place in order, beside running jobs: each epoch stays there once, and stays known. None if
         there is nothing to keep in order. (Of `ParquetSink` see maintenance/output/upkeep.py.)
@@ -141,7 +185,10 @@ class ParquetSink(Sink):
             `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and are in no file;
             readers take them from the folders.
             An epoch has a file for each folder, and more where tasks have many rows: each task writes one for each
-            folder and 128 MiB of its rows, for 1,000 folders at most. One output folder has one way of partitioning: readers refuse a mixture.
+            folder and 128 MiB of its rows, for 1,000 folders at most. One output folder has one way of partitioning:
+            readers refuse a mixture.
+        on_rollback: what happens to rows that were published behind the snapshot that the job goes back to: they stay
+            ("continue"), the start is refused ("refuse"), or their files are removed ("replace").
         storage_options: for fsspec; never stored.
 
     Example:
@@ -149,6 +196,7 @@ class ParquetSink(Sink):
     """
 
     may_have_python: ClassVar[bool] = False
+    can_withdraw: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -156,10 +204,12 @@ class ParquetSink(Sink):
         *,
         epoch_column: str | None = EPOCH_COLUMN,
         partition_by: Sequence[str] = (),
+        on_rollback: OnRollback = "continue",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not path:
             raise InvalidConfiguration("ParquetSink needs a folder; give it a path or a URL")
+        self.on_rollback = self.checked(on_rollback)
         self.path = str(path)
         self.epoch_column = epoch_column
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)

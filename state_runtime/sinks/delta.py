@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
+from state_runtime.base.limits import MIB
 from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, difference, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
 from state_runtime.pipeline.partitions import check_partition_columns
-from state_runtime.pipeline.sinks import Sink, move_all
+from state_runtime.pipeline.sinks import OnRollback, Sink, move_all
 from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.delta_log import DataFile, DeltaLog, statistics_of
@@ -37,6 +38,7 @@ from state_runtime.store import Store, shared_store
 __all__ = ["DeltaSink", "small_files"]
 
 _AT_A_TIME = 16
+_COMMIT_BYTES_MAX = 256 * MIB
 
 
 class DeltaSink(Sink):
@@ -56,6 +58,9 @@ class DeltaSink(Sink):
         partition_by: columns by whose values the table is partitioned, if it is made.
         new_columns: what happens if the rows have columns that the table lacks: "refuse" the start, or "add" them.
         epoch_column: name of an added column with the epoch's number; None adds none.
+        on_rollback: what happens to rows that were published behind the snapshot that the job goes back to: they stay
+            ("continue"), the start is refused ("refuse"), or the table is restored to what it was before them
+            ("replace"), unless others have changed rows since.
         storage_options: for fsspec, by which tasks stage; never stored.
         delta_options: for deltalake's own access to the store; by default it finds credentials in the environment.
 
@@ -64,6 +69,7 @@ class DeltaSink(Sink):
     """
 
     may_have_python: ClassVar[bool] = False
+    can_withdraw: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -74,6 +80,7 @@ class DeltaSink(Sink):
         partition_by: Sequence[str] = (),
         new_columns: Literal["refuse", "add"] = "refuse",
         epoch_column: str | None = None,
+        on_rollback: OnRollback = "continue",
         storage_options: Mapping[str, Any] | None = None,
         delta_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -86,6 +93,7 @@ class DeltaSink(Sink):
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self.new_columns = new_columns
         self.epoch_column = epoch_column
+        self.on_rollback = self.checked(on_rollback)
         if new_columns not in ("refuse", "add"):
             raise InvalidConfiguration(f"DeltaSink: new_columns={new_columns!r} must be refuse or add")
         if remove_where and not self.merge_on:
@@ -202,6 +210,19 @@ class DeltaSink(Sink):
         self._log.create(columns, self.partition_by)
         if self.new_columns == "add":
             self._log.add_columns(list(columns))
+
+    def withdraw(self, spec: SinkSpec, left: Sequence[tuple[int, int]]) -> int:
+        """See `Sink.withdraw`: the table is restored to what it was before the first such epoch."""
+        store = spec.store()
+
+        def actions_of(version: int) -> list[Mapping[str, Any]] | None:
+            try:
+                data = store.read(f"_delta_log/{version:020d}.json", _COMMIT_BYTES_MAX)
+            except FileNotFoundError:
+                return None
+            return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+        return self._log.withdraw(_writer(spec.staging_prefix.rpartition("/")[2]), left, actions_of)
 
     def upkeep(self, how: OutputUpkeep, *, now_ms: int, dry_run: bool) -> OutputWork | None:
         """See `Sink.upkeep`: write small files anew as larger ones, and delete files that the table keeps no longer.

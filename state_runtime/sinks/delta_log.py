@@ -24,6 +24,7 @@ from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreUnavailable
 from state_runtime.pipeline.partitions import folder_values
+from state_runtime.sinks.delta_history import Actions, ForeignCommit, LogCleaned, before_left
 
 __all__ = ["DataFile", "DeltaLog", "statistics_of"]
 
@@ -173,6 +174,76 @@ class DeltaLog:
             merger.when_not_matched_insert(columns, f"NOT s.{_REMOVED}").execute()
 
         return self._once(writer, version, commit)
+
+    def withdraw(
+        self, writer: str, left: Sequence[tuple[int, int]], actions_of: Callable[[int], Actions | None]
+    ) -> int:
+        """Restore the table to what it was before a writer's commits of some epochs. Return how many there were.
+
+        The first commit is an empty one of the last such epoch: behind it no driver that slept commits one of them.
+        Idempotent; a crash in between leaves the table as it was.
+
+        Args:
+            left: closed ranges of epochs, ascending; the newest epoch of the writer is not above them.
+            actions_of: returns the actions of a commit in the table's log; None if it is there no more.
+
+        Raises:
+            InvalidPipeline: others have changed rows since, or the log, or a file, is not there any more.
+        """
+        if self._opened() is None:
+            return 0
+        has_published, last = self.version_of(writer) > 0, left[-1][1]
+        self._once(
+            writer,
+            last,
+            lambda table, properties: table.create_write_transaction(
+                [], "append", table.schema(), list(table.metadata().partition_columns), commit_properties=properties
+            ),
+        )
+
+        if not has_published:
+            return 0
+
+        def attempt() -> int:
+            table = self._needed()
+            self._table = None
+            found = before_left(table.version(), actions_of, writer, left)
+            if found.commits:
+                faults.reach("delta-before-restore")
+                self._restore(table, found.version)
+            return found.commits
+
+        epochs = ", ".join(f"{first} to {last}" for first, last in left)
+        advice = 'take them out by hand and start with on_rollback="continue", or go back to a snapshot before them'
+        try:
+            return self._retried(attempt, ATTEMPTS_MAX)
+        except ForeignCommit as error:
+            raise InvalidPipeline(
+                f"the Delta table {self._place} has a commit of another writer (version {error.version}, "
+                f"{error.operation or 'unknown operation'}) behind output of epochs {epochs}, which begins at version "
+                f"{error.first}: it cannot be restored to what it was before them without losing that. Nothing was "
+                f"changed: {advice}"
+            ) from error
+        except LogCleaned as error:
+            raise InvalidPipeline(
+                f"the log of the Delta table {self._place} does not reach back to the output of epochs {epochs} any "
+                f"more. Nothing was changed: {advice}"
+            ) from error
+
+    def _restore(self, table: Any, version: int) -> None:
+        library = _library()
+        try:
+            table.restore(version, commit_properties=library.CommitProperties(max_commit_retries=0))
+        except library.exceptions.CommitFailedError:
+            raise  # another writer was faster
+        except library.exceptions.DeltaError as error:
+            if _OF_THE_STORE.search(str(error)):
+                raise
+            raise InvalidPipeline(
+                f"the Delta table {self._place} cannot be restored to version {version}, from before output of epochs "
+                f'that are to go: {_first_line(error)}. Nothing was changed: start with on_rollback="continue" and '
+                "take the output out by hand, or go back to a snapshot before it"
+            ) from error
 
     def sizes(self) -> list[tuple[str, int]] | None:
         """Return the files that readers see, with their bytes; None if there is no table."""

@@ -17,7 +17,7 @@ from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.output_upkeep import OutputUpkeep, OutputWork
-from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.sinks import OnRollback, Sink
 from state_runtime.pipeline.staged_rows import publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.iceberg_catalog import CatalogAddress
@@ -52,6 +52,8 @@ class IcebergSink(Sink):
         partition_by: columns by whose values the table is partitioned, if it is made.
         new_columns: what happens if the rows have columns that the table lacks: "refuse" the start, or "add" them.
         epoch_column: name of an added column with the epoch's number; None adds none.
+        on_rollback: what happens when the job has gone back to an older snapshot, with rows that were published since:
+            they stay, and come again ("continue"), or the start is refused ("refuse").
 
     Example:
         .write(IcebergSink("shop.totals", catalog="lake", merge_on=["customer"]))
@@ -71,6 +73,7 @@ class IcebergSink(Sink):
         partition_by: Sequence[str] = (),
         new_columns: Literal["refuse", "add"] = "refuse",
         epoch_column: str | None = None,
+        on_rollback: OnRollback = "continue",
     ) -> None:
         if not all(table.split(".")) or "." not in table:
             raise InvalidConfiguration(f"IcebergSink: table={table!r} must be namespace.table")
@@ -81,6 +84,7 @@ class IcebergSink(Sink):
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self.new_columns = new_columns
         self.epoch_column = epoch_column
+        self.on_rollback = self.checked(on_rollback)
         if new_columns not in ("refuse", "add"):
             raise InvalidConfiguration(f"IcebergSink: new_columns={new_columns!r} must be refuse or add")
         if remove_where and not self.merge_on:

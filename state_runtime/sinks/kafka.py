@@ -17,7 +17,7 @@ import xxhash
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.pipeline.output_layout import OutputLayout
 from state_runtime.pipeline.output_owner import Claimant
-from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.sinks import OnRollback, Sink
 from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.kafka_access import KafkaAccess
@@ -60,6 +60,8 @@ class KafkaSink(Sink):
             again.
         unknown_epoch: what a start does if the newest snapshot names an epoch, and the group has no offset: "refuse",
             "write" it (it may be there twice then), or "skip" it (it may be missing then).
+        on_rollback: what happens when the job has gone back to an older snapshot, with records that were published
+            since: they stay, and come again ("continue"), or the start is refused ("refuse").
 
     Example:
         .write(KafkaSink("totals", bootstrap_servers="broker:9092", key="customer"))
@@ -81,6 +83,7 @@ class KafkaSink(Sink):
         options_env: Mapping[str, str] | None = None,
         timeout_s: float = _TIMEOUT_S,
         unknown_epoch: WhenUnknown = "refuse",
+        on_rollback: OnRollback = "continue",
     ) -> None:
         if not topic:
             raise InvalidConfiguration("KafkaSink needs the name of a topic")
@@ -91,6 +94,7 @@ class KafkaSink(Sink):
         self.topic = topic
         self.mark = mark
         self.unknown_epoch = unknown_epoch
+        self.on_rollback = self.checked(on_rollback)
         self._format = RecordFormat(format, (key,) if isinstance(key, str) else tuple(key or ()), remove_where)
         self._access = KafkaAccess(bootstrap_servers, dict(options or {}), dict(options_env or {}))
         self._create = _NewTopic.of(create) if create is not None else None

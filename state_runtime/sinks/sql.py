@@ -17,7 +17,7 @@ from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline
 from state_runtime.pipeline.commit_log import stager_of
 from state_runtime.pipeline.output_layout import OutputLayout, footer_of
 from state_runtime.pipeline.output_owner import Claimant, own_output
-from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.sinks import OnRollback, Sink
 from state_runtime.pipeline.staged_rows import lost_file, publish_unless_there, staged_tables
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.sinks.merge_rows import check_merge_columns, last_of_each, without_removed
@@ -51,6 +51,8 @@ class SqlSink(Sink):
             itself is not in the table.
         new_columns: what happens if the rows have columns that the table lacks: "refuse" the start, or "add" them.
         epoch_column: name of an added column with the epoch's number; None adds none.
+        on_rollback: what happens when the job has gone back to an older snapshot, with rows that were published since:
+            they stay, and come again ("continue"), or the start is refused ("refuse").
 
     Example:
         .write(SqlSink("shop.totals", dsn_env="SHOP_DATABASE", merge_on=["customer"]))
@@ -68,11 +70,13 @@ class SqlSink(Sink):
         remove_where: str = "",
         new_columns: Literal["refuse", "add"] = "refuse",
         epoch_column: str | None = None,
+        on_rollback: OnRollback = "continue",
     ) -> None:
         self.merge_on = (merge_on,) if isinstance(merge_on, str) else tuple(merge_on or ())
         self.remove_where = remove_where
         self.new_columns = new_columns
         self.epoch_column = epoch_column
+        self.on_rollback = self.checked(on_rollback)
         if new_columns not in ("refuse", "add"):
             raise InvalidConfiguration(f"SqlSink: new_columns={new_columns!r} must be refuse or add")
         if remove_where and not self.merge_on:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import psutil
@@ -50,7 +50,13 @@ from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.expiry_boundary import leave_mark, remove_older_marks
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
-from state_runtime.snapshot.lineage import check_belongs, gone_back, undelivered_outputs
+from state_runtime.snapshot.lineage import (
+    check_belongs,
+    gone_back,
+    undelivered_outputs,
+    withdrawing,
+    withdrawn_outputs,
+)
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.ownership import Ownership
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
@@ -161,6 +167,7 @@ def open_run(
     claimed_by: str = "",
     mover: str = "",
     decide: Callable[[Manifest | None], None] | None = None,
+    withdraw: Collection[str] = (),
 ) -> Committer:
     """Claim the next term and take the job over from every older run.
 
@@ -172,6 +179,8 @@ def open_run(
         claimed_by: uid of a job that may open a root which it has claimed.
         decide: called with exactly the content that the run would continue from, under the newest id (None: the job is
             empty), before the fencing snapshot is proposed. If it raises, the start ends, and no older run is fenced.
+        withdraw: sinks that will take the output of epochs that the job went back behind out of their places. The
+            fencing snapshot says so before they do.
 
     Returns:
         A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
@@ -195,6 +204,8 @@ def open_run(
     if found is not None:
         check_belongs(found, info, catalog.root.url, own=True)
     target = catalog.manifest(back_to) if isinstance(back_to, int) else back_to
+    if target is not None and found is not None:
+        refuse_undelivered(target, found, catalog.job)
     term = claim_term(catalog.root, actor=actor, above=found.term if found is not None else 0)
     # Only after the term: a mover writes its file before it claims a term. So either this run sees the file, or the
     # mover's term is the newer one.
@@ -221,15 +232,13 @@ def open_run(
         follows_ms = last.created_at_ms
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
-        content = last
-        if target is not None:
-            refuse_undelivered(target, last, catalog.job)
-            content = gone_back(target, last, is_delivered=_is_delivered(catalog.root, last))
+        content = _back_to(target, last, catalog) if target is not None else last
         if decide is not None:
             # Here and not before: an older run may have committed since the caller looked. So the caller must decide on
             # the content of exactly this proposal.
             decide(replace(content, snapshot_id=last.snapshot_id) if latest is not None else None)
-        manifest = next_manifest(replace(content, kind="fencing", previous=None), last, info, term, actor)
+        content = withdrawing(replace(content, kind="fencing", previous=None), withdraw)
+        manifest = next_manifest(content, last, info, term, actor)
         return Proposal(manifest_path(manifest.snapshot_id), manifest.encode(), manifest)
 
     def contended() -> Fenced:
@@ -249,6 +258,11 @@ def open_run(
     return Committer(catalog.root, info, term, fencing, actor, boundary, follows_ms)
 
 
+def _back_to(target: Manifest, last: Manifest, catalog: Catalog) -> Manifest:
+    refuse_undelivered(target, last, catalog.job)
+    return gone_back(target, last, is_delivered=_is_delivered(catalog.root, last))
+
+
 def _is_delivered(root: Store, newest: Manifest) -> bool:
     """Return whether all output that the newest snapshot names is certainly published.
 
@@ -261,13 +275,22 @@ def _is_delivered(root: Store, newest: Manifest) -> bool:
 
 
 def refuse_undelivered(target: Manifest, newest: Manifest, job: str) -> None:
-    """Refuse to go back to a snapshot of a history that was left, if its output may not have been published then.
+    """Refuse to go back to a snapshot of a history that was left, if its output may not have been published then, or
+    was taken out of a sink's place since.
 
     Sinks publish epochs in their order: they have newer ones by now, and would pass over it without a word.
 
     Raises:
         InvalidConfiguration: nothing was changed.
     """
+    gone = withdrawn_outputs(target, newest)
+    if gone:
+        sink, first, last = gone[0]
+        raise InvalidConfiguration(
+            f"the output of epochs {first} to {last} of job {job!r}, which snapshot {target.snapshot_id} counts on, "
+            f"was taken out of the place of sink {sink!r} when the job went back behind it. Go back to a snapshot "
+            "before it: the input since then is read again, and its output is written again under new epoch numbers"
+        )
     lost = undelivered_outputs(target, newest)
     if lost:
         epochs = sorted({output.epoch for output in lost})

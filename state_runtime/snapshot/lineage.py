@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from state_runtime.base.errors import JobRootMismatch
@@ -17,7 +18,17 @@ from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput, format_of
 from state_runtime.snapshot.paths import manifest_path
 
-__all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over", "undelivered_outputs"]
+__all__ = [
+    "check_belongs",
+    "gone_back",
+    "output_number",
+    "pending_outputs",
+    "standing_in",
+    "taken_over",
+    "undelivered_outputs",
+    "withdrawing",
+    "withdrawn_outputs",
+]
 
 _EPOCHS_PER_LOST_SNAPSHOT = 1 << 20
 """More epochs than one checkpoint ends: one epoch a second for twelve days. List elements are ordered by 36 bits of an
@@ -27,8 +38,8 @@ epoch, so tens of thousands of lost snapshots fit."""
 def gone_back(target: Manifest, newest: Manifest, *, is_delivered: bool = True) -> Manifest:
     """Return the content of an older snapshot as the successor of the newest one.
 
-    Epochs count on from the newest, so that output under an old number is never written with other rows. Output that
-    was published since then stays.
+    Epochs count on from the newest, so that output under an old number is never written with other rows. Which epochs
+    were published since then is in `left_epochs`: a sink may take their output out of its place.
 
     Args:
         is_delivered: whether all output that the newest one names is published.
@@ -39,12 +50,56 @@ def gone_back(target: Manifest, newest: Manifest, *, is_delivered: bool = True) 
     left = ((target.snapshot_id + 1, newest.snapshot_id),) if target.snapshot_id < newest.snapshot_id else ()
     return replace(
         target,
-        epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
+        epoch=max(output_number(target), output_number(newest)),
         outputs=pending_outputs(target, newest),
         undelivered=_left_undelivered(target, newest, is_delivered),
         # The abandoned ranges of the target are before it. They stay abandoned from here too, and nothing else before
         # the target is.
         abandoned=(*target.abandoned, *left),
+        left_epochs=_joined((*target.left_epochs, (output_number(target) + 1, output_number(newest)))),
+        withdrawn=newest.withdrawn,
+    )
+
+
+def output_number(manifest: Manifest) -> int:
+    """Return the number of the newest epoch whose output a snapshot may name; manifests of format 2 have it as id."""
+    return max(manifest.epoch, manifest.snapshot_id)
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ascending ranges without empty ones; those that touch are one."""
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if found and first == found[-1][1] + 1 <= last + 1:
+            found[-1] = (found[-1][0], last)
+        elif first <= last:
+            found.append((first, last))
+    return tuple(found)
+
+
+def withdrawing(manifest: Manifest, sinks: Collection[str]) -> Manifest:
+    """Return a snapshot that says that some sinks take the output of left epochs out of their places."""
+    more = {(sink, *ends) for sink in sinks for ends in manifest.left_epochs}
+    entries = {*manifest.withdrawn, *more}
+    kept = {
+        (sink, first, last)
+        for sink, first, last in entries
+        if not any(
+            sink == other and low <= first and last <= high and (low, high) != (first, last)
+            for other, low, high in entries
+        )
+    }
+    return replace(manifest, withdrawn=tuple(sorted(kept)))
+
+
+def withdrawn_outputs(target: Manifest, newest: Manifest) -> tuple[tuple[str, int, int], ...]:
+    """Return which output of an older snapshot's history is not in the sinks' places any more: they took it out when
+    the job went back behind it, and the job would go on as if it were there."""
+    end = output_number(target)
+    return tuple(
+        (sink, first, min(last, end))
+        for sink, first, last in newest.withdrawn
+        if first <= end and not any(low <= first and min(last, end) <= high for low, high in target.left_epochs)
     )
 
 
@@ -115,6 +170,8 @@ def taken_over(
         origins=(*manifest.origins, origin),
         abandoned=(),
         undelivered=(),
+        left_epochs=(),
+        withdrawn=(),
     )
 
 

@@ -421,6 +421,10 @@ class Manifest:
         open_batch: None, unless the newest batch is not done.
         undelivered: sinks with a first and a last epoch each, whose output may not have been published when the job
             went back below it. Sinks have newer epochs since, and would pass over it.
+        left_epochs: closed ranges of epochs that the job went back behind, ascending: their output was given by a
+            history that is not this one's.
+        withdrawn: sinks with a first and a last epoch each, whose output was taken out of the sink's place because the
+            job went back behind it, or is being taken out.
         session: the settings of Spark's session that change results, with their values, under which its newest epoch
             ran (pipeline/result_settings.py); empty if it was made by a version that did not record them.
     """
@@ -450,6 +454,8 @@ class Manifest:
     open_batch: OpenBatch | None = None
     session: dict[str, str] = field(default_factory=dict)
     undelivered: tuple[tuple[str, int, int], ...] = ()
+    left_epochs: tuple[tuple[int, int], ...] = ()
+    withdrawn: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def job_uids(self) -> frozenset[str]:
@@ -522,7 +528,7 @@ class Manifest:
                     for inner in ("inflight", "spilled_bytes", *NOT_IN_MANIFESTS)
                 ),
             ),
-            younger={"open_batch": None, "session": {}, "undelivered": ()},
+            younger={"open_batch": None, "session": {}, "undelivered": (), "left_epochs": (), "withdrawn": ()},
         )
         if len(body) > MANIFEST_BYTES_MAX:
             staged = sum(len(output.files) for output in self.outputs)
@@ -623,6 +629,8 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
         n for s in manifest.stored_segments for n in (s.bytes, s.index_bytes, s.rows, s.direct_bytes, s.snapshot_id)
     ]
     sizes += [n for t in tables for n in (t.bytes, t.rows, t.last_snapshot_id)]
+    sizes += [n for ends in manifest.left_epochs for n in ends]
+    sizes += [n for _, *ends in manifest.withdrawn for n in ends]
     sizes += [n for x in manifest.layers for n in (x.first_snapshot_id, x.last_snapshot_id)]
     sizes += [f.bytes for x in manifest.layers for f in x.source_logs]
     sizes += [f.bytes for output in manifest.outputs for f in output.files]

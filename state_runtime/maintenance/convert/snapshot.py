@@ -522,6 +522,8 @@ class _Conversion:
             origins=(*manifest.origins, origin),
             abandoned=(),
             undelivered=(),
+            left_epochs=manifest.left_epochs if info.uid == manifest.job_uid else (),
+            withdrawn=(),
         )
 
     def _copy(self, kept: Manifest, reached: Reached) -> tuple[int, int]:

@@ -51,7 +51,9 @@ from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.snapshot.manifest import StagedFile
 from state_runtime.store import Store
 
-__all__ = ["Compacted", "compact", "plan_folder"]
+__all__ = ["Compacted", "Keep", "compact", "plan_folder", "write_anew"]
+
+Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 _ABANDONED_S: Final = 86_400.0
 """Age of a file below `_stillstate/compacting/` that nobody will agree on any more."""
@@ -155,7 +157,7 @@ def compact(
     for group in plan.groups:
         before = result.inputs
         for run in _alike(store, _published(store, group)):
-            result = _compact_run(store, actor, plan.known, run, result)
+            result = write_anew(store, actor, plan.known, run, result)
         result = replace(result, left=result.left + len(group.files) - (result.inputs - before))
         done += group.bytes
         if on_progress is not None:
@@ -163,12 +165,19 @@ def compact(
     return result
 
 
-def _compact_run(store: Store, actor: Actor, known: int, run: Group, result: Compacted) -> Compacted:
-    """Compact files with the same columns, unless another compaction is faster."""
+def write_anew(
+    store: Store, actor: Actor, known: int, run: Group, result: Compacted, keep: Keep = lambda batch: batch
+) -> Compacted:
+    """Put one file in the place of files with the same columns, unless another compaction is faster.
+
+    Args:
+        known: the newest number when the files were listed.
+        keep: returns which of the rows stay; one at least does.
+    """
     uid = actor.ids.uid()
     with tempfile.TemporaryDirectory(prefix="stillstate-compact-") as folder:
         try:
-            output, digest = _merged(store, run, staged_of(uid), Path(folder))
+            output, digest = _merged(store, run, staged_of(uid), Path(folder), keep)
         except _Gone:
             return result
 
@@ -192,7 +201,7 @@ def _compact_run(store: Store, actor: Actor, known: int, run: Group, result: Com
     return result.with_file(output, run.files) if finish(store, number) else result
 
 
-def _merged(store: Store, run: Group, staged: str, folder: Path) -> tuple[StagedFile, str]:
+def _merged(store: Store, run: Group, staged: str, folder: Path, keep: Keep) -> tuple[StagedFile, str]:
     """Write the rows of all inputs into one staged file, in their order, and read it back.
 
     Raises:
@@ -202,7 +211,7 @@ def _merged(store: Store, run: Group, staged: str, folder: Path) -> tuple[Staged
     writer: pq.ParquetWriter | None = None
     try:
         for file in run.files:
-            for batch in _batches(store, file.path, folder / "input.parquet"):
+            for batch in map(keep, _batches(store, file.path, folder / "input.parquet")):
                 if writer is None:
                     writer = pq.ParquetWriter(written, batch.schema, compression="zstd", write_page_checksum=True)
                 writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)

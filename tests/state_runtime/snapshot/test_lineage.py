@@ -20,6 +20,8 @@ from state_runtime.snapshot.lineage import (
     standing_in,
     taken_over,
     undelivered_outputs,
+    withdrawing,
+    withdrawn_outputs,
 )
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 
@@ -48,6 +50,53 @@ def test_what_is_abandoned_is_exactly_what_is_no_ancestor(choices: list[int]) ->
         ancestors[following] = ancestors[target.snapshot_id] | {following}
         for snapshot_id in range(1, following + 1):
             assert newest.abandons(snapshot_id) == (snapshot_id not in ancestors[following])
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=25))
+def test_no_start_counts_on_output_that_was_taken_out(choices: list[tuple[int, bool]]) -> None:
+    """Any order of going on and going back; a start may let the sink take out what is behind. A table of one row for
+    each epoch: each snapshot knows which epochs it counts on, and the table has exactly those, as long as each start
+    takes out."""
+    newest = replace(empty_manifest(), snapshot_id=1, epoch=1)
+    stored: dict[int, Manifest] = {1: newest}
+    counted: dict[int, set[int]] = {1: {1}}
+    table, is_clean = {1}, True
+    for choice, takes_out in choices:
+        target = stored.get(choice, newest)
+        is_lost = not counted[target.snapshot_id] <= table
+        assert bool(withdrawn_outputs(target, newest)) == is_lost
+        if is_lost:
+            continue
+        content = gone_back(target, newest)
+        left = {epoch for first, last in content.left_epochs for epoch in range(first, last + 1)}
+        assert not left & counted[target.snapshot_id]
+        assert table <= left | counted[target.snapshot_id]
+        if takes_out:
+            content = withdrawing(content, ["out"])
+            table -= left
+        is_clean = is_clean and (takes_out or target is newest)
+        following = newest.snapshot_id + 1
+        epoch = content.epoch + 1
+        newest = replace(content, snapshot_id=following, epoch=epoch)
+        stored[following], counted[following] = newest, counted[target.snapshot_id] | {epoch}
+        table.add(epoch)
+        if is_clean:
+            assert table == counted[following]
+
+
+def test_ranges_that_touch_are_one_and_a_manifest_without_any_says_nothing() -> None:
+    first = replace(empty_manifest(), snapshot_id=5, epoch=5)
+    second = replace(gone_back(first, replace(first, snapshot_id=8, epoch=9)), snapshot_id=9)
+    assert second.left_epochs == ((6, 9),)
+    third = gone_back(first, replace(second, snapshot_id=12, epoch=14))
+    assert third.left_epochs == ((6, 14),)
+    assert withdrawing(withdrawing(second, ["a"]), ["b"]).withdrawn == (("a", 6, 9), ("b", 6, 9))
+    both = withdrawing(replace(third, withdrawn=(("a", 6, 9),)), ["a"])
+    assert both.withdrawn == (("a", 6, 14),)
+    assert b"left_epochs" not in first.encode()
+    assert b"withdrawn" not in first.encode()
+    assert Manifest.decode(both.encode(), "here") == both
 
 
 def test_going_back_to_the_newest_is_going_on() -> None:
