@@ -6,14 +6,14 @@
     latency      Kafka to Kafka at a steady rate: the producer's clock to the consumer's, of committed records, beside
                  Spark's micro-batches into its Kafka sink, which has no transactions
 
-Prints one table and writes benchmarks/results/edges.json. `make kafka` and PostgreSQL 15 are needed.
+Prints a table for each and writes benchmarks/results/edges_<part>.json. `make kafka` and PostgreSQL 15 are needed.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-RESULTS = Path(__file__).parent / "results" / "edges.json"
+RESULTS = Path(__file__).parent / "results"
 JARS = Path(__file__).parent.parent / ".kafka" / "spark"
 ROWS = 100_000
 DATABASE_ENV = "STILLSTATE_BENCH_DATABASE"
@@ -72,26 +72,22 @@ def main(
         raise typer.BadParameter(f"Spark's connector is not in {JARS}: make bench-edges gets it")
     conf = {**COMMON_CONF, **PEER_CONF, "spark.sql.shuffle.partitions": str(usable_cores())}
     spark = build_session("edges", master=f"local[{usable_cores()}]", conf={**conf, "spark.jars": ",".join(jars)})
-    found: list[Figure] = []
-    samples: dict[str, Any] = {}
+    measures: dict[str, Callable[[KafkaBroker], tuple[list[Figure], Mapping[str, Any]]]] = {
+        "sinks": lambda broker: _sinks(spark, broker, epochs),
+        "throughput": lambda broker: throughput(spark, broker, messages),
+        "latency": lambda broker: latency(spark, broker, seconds),
+    }
     try:
         with _servers() as broker:
-            if "sinks" in wanted:
-                figures, samples["sinks"] = _sinks(spark, broker, epochs)
-                found += figures
-            if "throughput" in wanted:
-                figures, samples["throughput"] = throughput(spark, broker, messages)
-                found += figures
-            if "latency" in wanted:
-                figures, samples["latency"] = latency(spark, broker, seconds)
-                found += figures
+            for part in wanted:
+                figures, samples = measures[part](broker)
+                made_at = datetime.now(UTC).isoformat(timespec="seconds")
+                settings = {"epochs": epochs, "messages": messages, "seconds": seconds, "all": conf}
+                report = Report(f"edges_{part}", made_at, tuple(figures), describe_machine(), settings, samples)
+                new_console().print(render_table(report))
+                write_json(report, RESULTS / f"edges_{part}.json")
     finally:
         spark.stop()
-    made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    settings = {"parts": wanted, "epochs": epochs, "messages": messages, "seconds": seconds, "all": conf}
-    report = Report("edges", made_at, tuple(found), describe_machine(), settings, samples)
-    new_console().print(render_table(report))
-    write_json(report, RESULTS)
 
 
 @contextmanager

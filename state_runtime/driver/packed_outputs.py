@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from state_runtime.base.ids import Ids
 from state_runtime.pipeline.staged import StagedFiles
-from state_runtime.pipeline.staging import FOLDERS_MAX, SinkSpec, rows_read
+from state_runtime.pipeline.staging import SinkSpec, rows_read
 from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["pack_outputs"]
@@ -68,7 +68,7 @@ def _runs(acknowledged: Sequence[Acknowledgement]) -> Iterator[tuple[str, int, l
 def _stage(spec: SinkSpec, rows: Sequence[bytes], term: int, epoch: int, attempt: str) -> StagedFiles:
     # Tasks have checked their rows, and added the epoch to them.
     checked = replace(spec, epoch_column=None, is_for_sql=False)
-    staging = checked.open(term, epoch, 0, attempt, folders_max=FOLDERS_MAX * len(rows))
+    staging = checked.open(term, epoch, 0, attempt, tasks=len(rows))
     for sent in rows:
         for batch in rows_read(sent):
             staging.write(batch)

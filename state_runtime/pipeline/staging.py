@@ -124,16 +124,16 @@ class SinkSpec:
         attempt: str,
         *,
         sent_bytes_max: int = 0,
-        folders_max: int = FOLDERS_MAX,
+        tasks: int = 1,
     ) -> Staging:
         """Begin staging for one task; file names are unique to the attempt.
 
         Args:
             epoch: number of the epoch; the same number is never published with other rows.
             sent_bytes_max: rows of so many bytes in memory are not stored, but go to the driver; 0: all are stored.
-            folders_max: how many folders the rows may have.
+            tasks: of how many tasks the rows are.
         """
-        return Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}", sent_bytes_max, folders_max)
+        return Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}", sent_bytes_max, FOLDERS_MAX * tasks)
 
     def stage_nothing(self, term: int, epoch: int, attempt: str, schema: pa.Schema) -> StagedFiles:
         """Stage a file without rows, for an epoch in which no task had any."""

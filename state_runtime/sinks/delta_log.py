@@ -193,14 +193,7 @@ class DeltaLog:
         if self._opened() is None:
             return 0
         has_published, last = self.version_of(writer) > 0, left[-1][1]
-        self._once(
-            writer,
-            last,
-            lambda table, properties: table.create_write_transaction(
-                [], "append", table.schema(), list(table.metadata().partition_columns), commit_properties=properties
-            ),
-        )
-
+        self._fence(writer, last)
         if not has_published:
             return 0
 
@@ -229,6 +222,15 @@ class DeltaLog:
                 f"the log of the Delta table {self._place} does not reach back to the output of epochs {epochs} any "
                 f"more. Nothing was changed: {advice}"
             ) from error
+
+    def _fence(self, writer: str, version: int) -> None:
+        """Commit a version of a writer without rows, unless the table has it."""
+
+        def commit(table: Any, properties: Any) -> None:
+            partitions = list(table.metadata().partition_columns)
+            table.create_write_transaction([], "append", table.schema(), partitions, commit_properties=properties)
+
+        self._once(writer, version, commit)
 
     def _restore(self, table: Any, version: int) -> None:
         library = _library()

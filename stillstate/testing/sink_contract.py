@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
+from state_runtime.base.actor import Actor
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.output.withdraw import withdraw_output
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedOutput
@@ -88,6 +93,27 @@ def check_sink(make: Callable[[], Sink], read: Callable[[], Sequence[dict[str, A
     nothing = StagedOutput(other.spec.name, 2, ())
     other.sink.publish(other.spec, nothing, None)
     has("an epoch without rows changes nothing")
+    if restarted.sink.on_rollback == "replace":
+        _check_withdrawal(restarted, _Writer(make, root_url, writer.root_id), has)
+        expected += _rows(writer, 7)
+        restarted.sink.publish(restarted.spec, restarted.staged(7), None)
+        has("an epoch behind those that were taken out is visible")
+
+
+def _check_withdrawal(writer: _Writer, zombie: _Writer, has: Callable[[str], None]) -> None:
+    """The job goes back behind epoch 5, while a driver is about to publish epoch 6."""
+    writer.sink.publish(writer.spec, writer.staged(5), None)
+    sixth, left = writer.staged(6), [(5, 6)]
+    zombie.sink.newest_published_epoch(zombie.spec)
+    writer.spec.remove_abandoned(term=2, named=frozenset())
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS)
+    withdraw_output(writer.sink, writer.spec, left, actor)
+    has("output of an epoch that the job went back behind is taken out")
+    withdraw_output(writer.sink, writer.spec, left, actor)
+    has("taking it out again changes nothing")
+    with suppress(StillstateError):
+        zombie.sink.publish(zombie.spec, sixth, None)
+    has("a driver which was thought dead publishes no epoch that the job went back behind")
 
 
 def _hold(is_so: bool, law: str) -> None:

@@ -71,6 +71,9 @@ _COMMIT = "tests/state_runtime/snapshot/test_snapshot_commit.py::"
 _OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
+_WITHDRAWING = "tests/state_runtime/maintenance/test_withdrawing.py::"
+_DELTA_BACK = "tests/state_runtime/sinks/test_delta_rollback.py::"
+_ROLLBACK = "tests/spark/test_rollback_output.py::"
 _SOURCE = "tests/state_runtime/sources/"
 _DELTA = "tests/state_runtime/sinks/test_delta.py::"
 _ICEBERG = "tests/state_runtime/sinks/test_iceberg.py::"
@@ -82,6 +85,62 @@ _WAITING = "tests/state_runtime/driver/test_waiting_outputs.py::"
 
 GUARDS: tuple[Guard, ...] = (
     # --- sinks that are away -------------------------------------------------------------------------------------------
+    Guard(
+        "a-rollback-fences-writers-of-a-delta-table",
+        "state_runtime/sinks/delta_log.py",
+        "        self._fence(writer, last)\n",
+        "",
+        f"{_DELTA_BACK}test_a_driver_that_slept_commits_no_epoch_that_was_left",
+    ),
+    Guard(
+        "a-restored-delta-table-keeps-commits-of-others",
+        "state_runtime/sinks/delta_history.py",
+        "raise ForeignCommit(*foreign, first)",
+        "pass",
+        f"{_DELTA_BACK}test_a_commit_of_another_writer_behind_the_first_such_epoch_is_never_lost",
+    ),
+    Guard(
+        "what-a-restore-took-out-is-passed-over",
+        "state_runtime/sinks/delta_history.py",
+        'version = int(of["operationParameters"]["version"])',
+        "version -= 1",
+        f"{_DELTA_BACK}test_a_table_is_what_it_was_before_the_epochs_that_were_left",
+    ),
+    Guard(
+        "a-snapshot-says-what-is-taken-out-before-it-is",
+        "state_runtime/snapshot/fencing.py",
+        'withdrawing(replace(content, kind="fencing", previous=None), withdraw)',
+        'withdrawing(replace(content, kind="fencing", previous=None), ())',
+        f"{_ROLLBACK}test_after_a_job_went_back_each_row_is_there_once",
+    ),
+    Guard(
+        "nobody-goes-back-to-what-was-taken-out",
+        "state_runtime/snapshot/fencing.py",
+        "gone = withdrawn_outputs(target, newest)",
+        "gone = withdrawn_outputs(target, newest)[:0]",
+        f"{_ROLLBACK}test_after_a_job_went_back_each_row_is_there_once",
+    ),
+    Guard(
+        "staged-files-of-fenced-runs-go-before-output-is-taken-out",
+        "state_runtime/driver/checkpointer.py",
+        "            spec.remove_abandoned(term.term, named, since_terms[name])\n",
+        "            named.clear()\n",
+        f"{_ROLLBACK}test_no_fenced_run_has_staged_files_when_output_is_taken_out",
+    ),
+    Guard(
+        "a-compaction-does-not-bring-back-what-was-taken-out",
+        "state_runtime/pipeline/compactions.py",
+        "if any(mine.intersection(_read(store, number).inputs) for number in range(known + 1, newest + 1)):",
+        "if False:",
+        f"{_WITHDRAWING}test_a_compaction_that_slept_brings_no_row_back",
+    ),
+    Guard(
+        "packed-rows-keep-the-order-of-tasks",
+        "state_runtime/driver/packed_outputs.py",
+        "if staged.files and rows[staged.sink]:",
+        "if False:",
+        "tests/state_runtime/driver/test_packed_outputs.py::test_what_tasks_wrote_is_what_is_published_in_their_order",
+    ),
     Guard(
         "what-waits-is-named-by-each-manifest",
         "state_runtime/driver/checkpointer.py",

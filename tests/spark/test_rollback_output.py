@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from state_runtime import DeltaSink, ParquetSink
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.pipeline.commit_log import COMMITS_DIR
 from state_runtime.pipeline.sinks import OnRollback, Sink
+from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
@@ -85,6 +86,32 @@ def test_a_job_whose_sink_refuses_does_not_start_behind_its_output_and_goes_forw
     write_input(tmp_path / "in", 3, 1)
     run(from_snapshot=last)
     assert_equals_batch(spark, tmp_path)
+
+
+def test_no_fenced_run_has_staged_files_when_output_is_taken_out(spark: SparkSession, tmp_path: Path) -> None:
+    """It could still give them their names."""
+    seen: list[list[str]] = []
+
+    class Watched(DeltaSink):
+        def withdraw(self, spec: SinkSpec, left: Sequence[tuple[int, int]]) -> int:
+            seen.append([o.path for o in spec.store().list_objects(spec.staging_prefix)])
+            return super().withdraw(spec, left)
+
+    def sinks() -> tuple[Sink, Sink]:
+        steps, buckets = (
+            Watched(str(tmp_path / f"out-{name}"), on_rollback="replace") for name in ("steps", "buckets")
+        )
+        return steps, buckets
+
+    write_input(tmp_path / "in", 0, 2)
+    two_step_job(tmp_path, sinks=sinks()).run(spark, trigger={"availableNow": True})
+    *_, first, last = [m for m in snapshots(tmp_path) if m.kind == "checkpoint"]
+    (folder,) = (tmp_path / "out-steps/_stillstate/staging").iterdir()
+    late = folder / f"{last.term:020d}" / f"{last.epoch + 1:020d}-00000-{'a' * 16}-000.parquet"
+    late.parent.mkdir(exist_ok=True)
+    late.write_bytes(b"a file that a task of the first run stages when it is over")
+    two_step_job(tmp_path, sinks=sinks()).run(spark, trigger={"availableNow": True}, from_snapshot=first.snapshot_id)
+    assert seen == [[], []]
 
 
 def test_an_epoch_with_few_rows_is_one_file_whatever_the_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:

@@ -556,7 +556,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_run_and_changes_nothing(
         left = {"failures": 0}
 
         def is_away(point: str, weather: random.Random = weather, left: dict[str, int] = left) -> bool:
-            if left["failures"] == 0 and weather.random() < 0.03:
+            if left["failures"] == 0 and weather.random() < 0.05:
                 left["failures"] = weather.randrange(1, 4)
             if point not in BEFORE_THE_MANIFEST or left["failures"] == 0 or weather.random() < 0.5:
                 return False

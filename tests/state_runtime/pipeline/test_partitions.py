@@ -177,7 +177,7 @@ def test_too_many_folders_are_refused_whether_or_not_their_files_are_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Millions of small files help nobody, and manifests name each."""
-    monkeypatch.setattr(staging, "_FOLDERS_MAX", 4)
+    monkeypatch.setattr(staging, "FOLDERS_MAX", 4)
     sink = ParquetSink(str(tmp_path / "out"), partition_by=["shop"])
     four = batch_of([("a", None, None, shop) for shop in range(4)])
     staged(sink, four, four)

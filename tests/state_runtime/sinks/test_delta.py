@@ -48,13 +48,19 @@ def staged(spec: SinkSpec, epoch: int, rows: list[dict[str, Any]], schema: pa.Sc
     return StagedOutput(spec.name, epoch, staging.finish().files)
 
 
+@pytest.mark.parametrize("on_rollback", ["continue", "replace"])
 @pytest.mark.parametrize("merge_on", [None, ["k"]], ids=["append", "merge"])
-def test_delta_keeps_the_contract_of_sinks(tmp_path: Path, merge_on: Any) -> None:
+def test_delta_keeps_the_contract_of_sinks(tmp_path: Path, merge_on: Any, on_rollback: Any) -> None:
     table = tmp_path / "table"
-    check_sink(lambda: DeltaSink(str(table), merge_on=merge_on), lambda: rows_of(table), str(tmp_path / "root"))
+
+    def made() -> DeltaSink:
+        return DeltaSink(str(table), merge_on=merge_on, on_rollback=on_rollback)
+
+    check_sink(made, lambda: rows_of(table), str(tmp_path / "root"))
 
 
-def test_parquet_keeps_the_contract_of_sinks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_rollback", ["continue", "replace"])
+def test_parquet_keeps_the_contract_of_sinks(tmp_path: Path, on_rollback: Any) -> None:
     """The contract is no stricter than what we had."""
     out = tmp_path / "out"
 
@@ -62,7 +68,7 @@ def test_parquet_keeps_the_contract_of_sinks(tmp_path: Path) -> None:
         files = list(out.glob("*.parquet")) if out.exists() else []
         return [row for file in files for row in pq.read_table(file).to_pylist()]
 
-    check_sink(lambda: ParquetSink(str(out)), read, str(tmp_path / "root"))
+    check_sink(lambda: ParquetSink(str(out), on_rollback=on_rollback), read, str(tmp_path / "root"))
 
 
 def test_the_contract_finds_a_sink_that_forgets_who_writes(tmp_path: Path) -> None:
