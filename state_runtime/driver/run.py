@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -421,7 +421,11 @@ class JobRun:
     ) -> EpochDriver:
         plan, pipeline, allowed = self._plan, checked.pipeline, checked.allowed
         root = (plan.root_url, plan.storage_options)
-        sinks = {name: sink.spec(plan.name, info.uid, name, root) for name, sink in pipeline.sinks.items()}
+        left = committer.last.left_epochs
+        sinks = {
+            name: replace(sink.spec(plan.name, info.uid, name, root), left_epochs=left)
+            for name, sink in pipeline.sinks.items()
+        }
         context = DriverContext(
             job_name=plan.name,
             store_url=plan.store_url,

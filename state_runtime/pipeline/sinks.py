@@ -320,12 +320,15 @@ class EpochInfo:
         epoch: number of the epoch within its root; never used twice there for other rows.
         root_id: of the job's root. A root that is created again has another one, and so has a fork.
         sink: name of the sink in the job.
+        left_epochs: closed ranges of earlier epochs, ascending, that the job went back behind: the rows that it gave
+            under them come again, under higher numbers. A target that keeps the epoch can delete them.
     """
 
     epoch: int
     root_id: str
     sink: str
     job: str
+    left_epochs: tuple[tuple[int, int], ...] = ()
 
     @property
     def writer(self) -> str:
@@ -363,7 +366,7 @@ class ForeachEpoch(Sink):
         if not output.files or spark is None:
             return
         frame = read_staged(spark, spec, output)
-        info = EpochInfo(epoch=output.epoch, root_id=spec.root_id, sink=spec.name, job=spec.job)
+        info = EpochInfo(output.epoch, spec.root_id, spec.name, spec.job, spec.left_epochs)
         try:
             self._function(frame, output.epoch, *([info] if self._takes_info else []))
         except Exception as error:
@@ -422,7 +425,7 @@ def foreach_epoch(function: Callable[..., None], *, empty_epochs: bool = False) 
     The epoch alone is not enough. A root that was created again counts from 1 again, and a fork counts on from the
     epoch of its source: a table that knows only the epoch takes their rows for a repetition and drops them. Two cases
     `info.writer` does not tell apart: after `rollback` the input is read again under higher epochs, so its rows come
-    once more; and a root that was put back from an older copy of itself has its id and uses epochs again, so set
+    once more (`info.left_epochs` says under which they came before); and a root that was put back from an older copy of itself has its id and uses epochs again, so set
     another `txnAppId` yourself then (`DeltaSink` asks the table, and goes on above).
 
     Behind an aggregate in complete mode an epoch's output is the whole table, in the query's order, to be put in the

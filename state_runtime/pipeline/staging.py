@@ -48,6 +48,7 @@ class SinkSpec:
         is_for_sql: text that no database holds is refused when it is staged. Behind the checkpoint it would be too
             late: the staged rows stay as they are.
         job, root_id: whose output it is, for sinks that say so to their target.
+        left_epochs: closed ranges of epochs that the job went back behind, ascending.
     """
 
     name: str
@@ -61,6 +62,7 @@ class SinkSpec:
     job: str = ""
     root_id: str = ""
     is_for_sql: bool = False
+    left_epochs: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def below_root(

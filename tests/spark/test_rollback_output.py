@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime import DeltaSink, ParquetSink
+from state_runtime import DeltaSink, EpochInfo, ParquetSink, foreach_epoch
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.pipeline.commit_log import COMMITS_DIR
 from state_runtime.pipeline.sinks import OnRollback, Sink
@@ -86,6 +86,22 @@ def test_a_job_whose_sink_refuses_does_not_start_behind_its_output_and_goes_forw
     write_input(tmp_path / "in", 3, 1)
     run(from_snapshot=last)
     assert_equals_batch(spark, tmp_path)
+
+
+def test_a_function_is_told_which_epochs_the_job_went_back_behind(spark: SparkSession, tmp_path: Path) -> None:
+    told: list[EpochInfo] = []
+    write_input(tmp_path / "in", 0, 3)
+
+    def run(**how: Any) -> None:
+        sinks = foreach_epoch(lambda df, epoch, info: told.append(info)), ParquetSink(str(tmp_path / "out"))
+        two_step_job(tmp_path, sinks=sinks).run(spark, trigger={"availableNow": True}, **how)
+
+    run()
+    first, *_, last = [m for m in snapshots(tmp_path) if m.kind == "checkpoint"]
+    run(from_snapshot=first.snapshot_id)
+    before, behind = [t for t in told if t.epoch <= last.epoch], [t for t in told if t.epoch > last.epoch]
+    assert {t.left_epochs for t in before} == {()}
+    assert {t.left_epochs for t in behind} == {((first.epoch + 1, last.epoch),)}
 
 
 def test_no_fenced_run_has_staged_files_when_output_is_taken_out(spark: SparkSession, tmp_path: Path) -> None:
