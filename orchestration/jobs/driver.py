@@ -37,10 +37,12 @@ __all__ = [
     "StartConfig",
     "StreamConfig",
     "build_driver_job",
+    "observe_stream",
     "runtime_max_s",
     "stillstate_of",
     "tag_run",
     "typed_failures",
+    "value_output",
 ]
 
 VALUE: Final = dg.Out(dict[str, Any])
@@ -166,7 +168,7 @@ def recover_stream(
     metadata = {**_metadata(value), "log": dg.MetadataValue.path(done.launched.log)}
     # Also an event of the stream, so that a reader of the stream need not search for the run.
     said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"
-    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+    observe_stream(context, mount, name, said, metadata)
     return dg.Output(value, metadata=metadata)
 
 
@@ -255,6 +257,18 @@ def _launched_output(context: dg.OpExecutionContext, launched: Launched) -> dg.O
         "log": launched.log,
     }
     return dg.Output(value, metadata={**_metadata(value), "log": dg.MetadataValue.path(launched.log)})
+
+
+def observe_stream(
+    context: dg.OpExecutionContext, mount: Mount, name: str, said: str, metadata: Mapping[str, Any]
+) -> None:
+    """Show something as an event of a stream: a run that fails has no output."""
+    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+
+
+def value_output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
+    """Return an output that is its metadata too."""
+    return dg.Output(value, metadata=value)
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:

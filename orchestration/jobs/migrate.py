@@ -16,7 +16,7 @@ from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.assets.mount import Mount
 from stillstate.assets.tables import migration_table
-from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
+from stillstate.orchestration.jobs.driver import DriverWork, observe_stream, stillstate_of, typed_failures, value_output
 from stillstate.orchestration.jobs.upkeep import actor_of
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.messages import error_of
@@ -100,18 +100,12 @@ def migrate_stream(
     """Migrate a stream, or continue a migration of it whose process died."""
 
     def show(plan: MigrationPlan | ForkPlan) -> None:
-        # A separate event: a run that fails has no output.
-        context.log_event(
-            dg.AssetObservation(
-                mount.stream(name),
-                description=f"the plan of a {'fork' if isinstance(plan, ForkPlan) else 'migration'}",
-                metadata={"plan": dg.MetadataValue.md(plan.markdown())},
-            )
-        )
+        said = f"the plan of a {'fork' if isinstance(plan, ForkPlan) else 'migration'}"
+        observe_stream(context, mount, name, said, {"plan": dg.MetadataValue.md(plan.markdown())})
 
     if config.acknowledge:
         context.log.info(f"somebody has seen what became of the last migration of {name}; nothing is done")
-        return _output({"job": name, "outcome": "acknowledged"})
+        return value_output({"job": name, "outcome": "acknowledged"})
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         fork = config.fork_request()
@@ -139,7 +133,7 @@ def migrate_stream(
         error = None if done is None else error_of(done, name, migrator.failure)
         if error is not None:
             raise error
-    return _output({"job": name, "outcome": "nothing to do"} if done is None else _value(name, done))
+    return value_output({"job": name, "outcome": "nothing to do"} if done is None else _value(name, done))
 
 
 def _value(name: str, done: Migration) -> dict[str, Any]:
@@ -157,24 +151,13 @@ def _value(name: str, done: Migration) -> dict[str, Any]:
     return {"job": name, **told, "term": done.run_term, "how": done.reason, **moved}
 
 
-def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
-    return dg.Output(value, metadata=value)
-
-
 def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrator: Migrator, clock: Clock) -> None:
     """Show the steps of this run, also if it ends with an error: the job may be back at its savepoint, or at a step."""
     last = migrator.history[-1]
     _, *log = [line.strip() for line in migrator.failure.splitlines() if line.strip()] or [""]
-    context.log_event(
-        dg.AssetObservation(
-            mount.stream(name),
-            description=f"{last.what if last.fork_of else f'a migration to {last.target}'}: {last.step}",
-            metadata={
-                "steps": migration_table(migrator.history, clock.now_ms()),
-                **({"log_last_line": log[-1]} if log else {}),
-            },
-        )
-    )
+    said = f"{last.what if last.fork_of else f'a migration to {last.target}'}: {last.step}"
+    steps = {"steps": migration_table(migrator.history, clock.now_ms())}
+    observe_stream(context, mount, name, said, {**steps, **({"log_last_line": log[-1]} if log else {})})
 
 
 MIGRATE: Final = DriverWork(
