@@ -57,10 +57,13 @@ class StartConfig(dg.Config):
     Attributes:
         takeover: take the job from a driver that still runs (it is fenced and ends).
         until_idle: process the input that is there, then finish.
+        accept_session_settings: start although settings of Spark's session that change results (such as its time zone)
+            are others than in the newest snapshot; the new ones are recorded.
     """
 
     takeover: bool = False
     until_idle: bool = False
+    accept_session_settings: bool = False
 
 
 class StreamConfig(dg.Config):
@@ -138,7 +141,13 @@ def start_stream(
         launcher = stillstate.launcher(spec, now)
         refuse_while_migrating(name, stillstate.catalog(now).root)
         context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
-        launched = launcher.start(StartOptions(takeover=config.takeover, until_idle=config.until_idle))
+        launched = launcher.start(
+            StartOptions(
+                takeover=config.takeover,
+                until_idle=config.until_idle,
+                accept_session_settings=config.accept_session_settings,
+            )
+        )
     return _launched_output(context, launched)
 
 

@@ -36,13 +36,15 @@ class MigrateConfig(dg.Config):
         restart: also if nothing changes: for new code.
         move: to the store that the file has in `migration.to_store`.
         fork_of: begin beside this job, with its state; for a job that has no snapshot yet. Beside it only `fork_at`,
-            `timeout_s` and `verify` count.
+            `timeout_s`, `verify` and `accept_session_settings` count.
         fork_at: with this snapshot (its id) or savepoint (its name) of that job; empty: with a savepoint that is made
             now, or its newest snapshot if it does not run.
         checkpoints: number of checkpoints that the new run must make.
         timeout_s: the time limit for them; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
         resume: continue the migration that is under way; do nothing if no migration is under way.
+        accept_session_settings: start although settings of Spark's session that change results (such as its time zone)
+            are others than before; the new ones are recorded. Also of a migration that goes on.
         acknowledge: do nothing; the success of this run ends the trouble of a failed one (`notify`).
         if_term: only if this run of the driver is healthy and the file says the same; 0: in any case. The sensor
             `stillstate_desired_state` sets it.
@@ -59,6 +61,7 @@ class MigrateConfig(dg.Config):
     timeout_s: float = 0.0
     verify: VerifyLevel = "full"
     resume: bool = False
+    accept_session_settings: bool = False
     acknowledge: bool = False
     if_term: int = 0
 
@@ -72,13 +75,19 @@ class MigrateConfig(dg.Config):
             if self.fork_at:
                 raise InvalidConfiguration("fork_at says where a fork begins; name the job in fork_of too")
             return None
-        plain = Request(timeout_s=self.timeout_s, verify=self.verify)
+        accepts = self.accept_session_settings
+        plain = Request(timeout_s=self.timeout_s, verify=self.verify, accept_session_settings=accepts)
         if self.request() != plain:
             raise InvalidConfiguration(
-                "fork_of begins a job as the file has it: beside it only fork_at, timeout_s and verify can be given"
+                "fork_of begins a job as the file has it: beside it only fork_at, timeout_s, verify and "
+                "accept_session_settings can be given"
             )
         return ForkRequest(
-            of=self.fork_of, at=self.fork_at.removeprefix("@"), timeout_s=self.timeout_s, verify=self.verify
+            of=self.fork_of,
+            at=self.fork_at.removeprefix("@"),
+            timeout_s=self.timeout_s,
+            verify=self.verify,
+            accept_session_settings=accepts,
         )
 
     def request(self) -> Request:
@@ -91,6 +100,7 @@ class MigrateConfig(dg.Config):
             timeout_s=self.timeout_s,
             verify=self.verify,
             if_term=self.if_term,
+            accept_session_settings=self.accept_session_settings,
         )
 
 
@@ -122,7 +132,8 @@ def migrate_stream(
         )
         try:
             if config.resume:
-                done = migrator.resume() if migrator.is_under_way() is not None else None
+                under_way, accepts = migrator.is_under_way(), config.accept_session_settings
+                done = None if under_way is None else migrator.resume(accept_session_settings=accepts)
             elif fork is not None:
                 done = fork_or_resume(migrator, fork, on_plan=show)
             else:
