@@ -26,6 +26,7 @@ from stillstate.orchestration.jobs.overview_check import build_overview_check
 from stillstate.orchestration.jobs.prune import build_prune_job
 from stillstate.orchestration.jobs.rollback import ROLLBACK
 from stillstate.orchestration.jobs.savepoints import build_savepoint_job
+from stillstate.orchestration.jobs.set_source import SET_SOURCE
 from stillstate.orchestration.jobs.shared import build_shared_jobs
 from stillstate.orchestration.jobs.upkeep import UpkeepJob
 from stillstate.orchestration.jobs.verification import build_drill_job, build_verify_job
@@ -75,7 +76,8 @@ def build_definitions(
     jobs = list(spec.jobs.values())
     made = _shared(mount, jobs) if mount.is_shared else _per_job(mount, jobs)
     drivers = {
-        work.action: _driver_jobs(mount, jobs, resource, work) for work in (START, STOP, RECOVER, MIGRATE, ROLLBACK)
+        work.action: _driver_jobs(mount, jobs, resource, work)
+        for work in (START, STOP, RECOVER, MIGRATE, ROLLBACK, SET_SOURCE)
     }
     names = list(spec.jobs)
     limits = {name: limits_of(job) for name, job in spec.jobs.items() if limits_of(job)}

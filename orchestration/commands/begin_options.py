@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from stillstate.orchestration.config.start_options import StartOptions
 
-__all__ = ["BeginOptions", "with_begin_options"]
+__all__ = ["BeginOptions", "SessionSettingsOption", "with_begin_options"]
 
 TakeoverOption = Annotated[
     bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")

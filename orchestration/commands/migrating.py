@@ -22,12 +22,13 @@ from stillstate.orchestration.commands.base import (
     print_table,
     this_process,
 )
+from stillstate.orchestration.commands.begin_options import SessionSettingsOption
 from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stillstate.orchestration.migration.fork_plan import ForkPlan
+    from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
     from stillstate.orchestration.migration.migrate import Migrator
     from stillstate.orchestration.migration.plan import MigrationPlan, Request
 
@@ -89,6 +90,7 @@ def migrate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a migration whose process died, and with nothing else.")
     ] = False,
+    accept_session_settings: SessionSettingsOption = False,
     checkpoints: CheckpointsOption = 1,
     timeout_s: TimeoutOption = 0.0,
     verify: VerifyOption = "full",
@@ -120,12 +122,13 @@ def migrate(
         checkpoints=checkpoints,
         timeout_s=timeout_s,
         verify=verify,
+        accept_session_settings=accept_session_settings,
     )
     migrator = _migrator(job, config)
     if resume:
-        if request != Request() or dry_run:
-            raise InvalidConfiguration("--resume continues the recorded migration; it takes no other option")
-        _end(job, migrator.resume(), migrator.failure, as_json=as_json)
+        _refuse_more(request, Request(accept_session_settings=accept_session_settings), dry_run=dry_run)
+        done = migrator.resume(accept_session_settings=accept_session_settings)
+        _end(job, done, migrator.failure, as_json=as_json)
         return
     _carry_out(job, migrator, request, dry_run=dry_run, yes=yes, as_json=as_json)
 
@@ -174,6 +177,7 @@ def fork(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a fork whose process died, and with nothing else.")
     ] = False,
+    accept_session_settings: SessionSettingsOption = False,
     timeout_s: TimeoutOption = 0.0,
     verify: Annotated[
         VerifyLevel, typer.Option("--verify", help="How much of the copy is read before NEW starts; JOB goes on.")
@@ -197,17 +201,24 @@ def fork(
     from stillstate.orchestration.show.deletions import confirm
     from stillstate.orchestration.show.migrations import fork_table
 
-    request = ForkRequest(of=job, at=at.removeprefix("@"), timeout_s=timeout_s, verify=verify)
+    request = ForkRequest(
+        of=job,
+        at=at.removeprefix("@"),
+        timeout_s=timeout_s,
+        verify=verify,
+        accept_session_settings=accept_session_settings,
+    )
     migrator = _migrator(new, config)
     if resume:
-        if request != ForkRequest(of=job) or dry_run:
-            raise InvalidConfiguration("--resume continues the recorded migration; it takes no other option")
+        plain = ForkRequest(of=job, accept_session_settings=accept_session_settings)
+        _refuse_more(request, plain, dry_run=dry_run)
         under_way = migrator.is_under_way()
         if under_way is not None and under_way.fork_of != job:
             raise InvalidConfiguration(
                 f"{under_way} is under way, and no fork of {job!r}; `stillstate migrate {new} --resume` goes on with it"
             )
-        _end(new, migrator.resume(), migrator.failure, as_json=as_json)
+        done = migrator.resume(accept_session_settings=accept_session_settings)
+        _end(new, done, migrator.failure, as_json=as_json)
         return
     plan = migrator.plan_fork(request)
     if not as_json:
@@ -235,6 +246,13 @@ def _migrator(job: str, config: Path | None) -> Migrator:
         jobs=spec.job,
         say=lambda line: print(f"{job}: {line}", file=sys.stderr, flush=True),
     )
+
+
+def _refuse_more(request: Request | ForkRequest, plain: Request | ForkRequest, *, dry_run: bool) -> None:
+    if request != plain or dry_run:
+        raise InvalidConfiguration(
+            "--resume continues the recorded migration; it takes no other option but --accept-session-settings"
+        )
 
 
 def _carry_out(job: str, migrator: Migrator, request: Request, *, dry_run: bool, yes: bool, as_json: bool) -> None:

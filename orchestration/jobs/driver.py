@@ -37,10 +37,12 @@ __all__ = [
     "StartConfig",
     "StreamConfig",
     "build_driver_job",
+    "observe_stream",
     "runtime_max_s",
     "stillstate_of",
     "tag_run",
     "typed_failures",
+    "value_output",
 ]
 
 VALUE: Final = dg.Out(dict[str, Any])
@@ -55,10 +57,13 @@ class StartConfig(dg.Config):
     Attributes:
         takeover: take the job from a driver that still runs (it is fenced and ends).
         until_idle: process the input that is there, then finish.
+        accept_session_settings: start although settings of Spark's session that change results (such as its time zone)
+            are others than in the newest snapshot; the new ones are recorded.
     """
 
     takeover: bool = False
     until_idle: bool = False
+    accept_session_settings: bool = False
 
 
 class StreamConfig(dg.Config):
@@ -136,7 +141,13 @@ def start_stream(
         launcher = stillstate.launcher(spec, now)
         refuse_while_migrating(name, stillstate.catalog(now).root)
         context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
-        launched = launcher.start(StartOptions(takeover=config.takeover, until_idle=config.until_idle))
+        launched = launcher.start(
+            StartOptions(
+                takeover=config.takeover,
+                until_idle=config.until_idle,
+                accept_session_settings=config.accept_session_settings,
+            )
+        )
     return _launched_output(context, launched)
 
 
@@ -166,7 +177,7 @@ def recover_stream(
     metadata = {**_metadata(value), "log": dg.MetadataValue.path(done.launched.log)}
     # Also an event of the stream, so that a reader of the stream need not search for the run.
     said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"
-    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+    observe_stream(context, mount, name, said, metadata)
     return dg.Output(value, metadata=metadata)
 
 
@@ -255,6 +266,18 @@ def _launched_output(context: dg.OpExecutionContext, launched: Launched) -> dg.O
         "log": launched.log,
     }
     return dg.Output(value, metadata={**_metadata(value), "log": dg.MetadataValue.path(launched.log)})
+
+
+def observe_stream(
+    context: dg.OpExecutionContext, mount: Mount, name: str, said: str, metadata: Mapping[str, Any]
+) -> None:
+    """Show something as an event of a stream: a run that fails has no output."""
+    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+
+
+def value_output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
+    """Return an output that is its metadata too."""
+    return dg.Output(value, metadata=value)
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.assets.mount import Mount
 from stillstate.assets.tables import migration_table
-from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
+from stillstate.orchestration.jobs.driver import DriverWork, observe_stream, stillstate_of, typed_failures, value_output
 from stillstate.orchestration.jobs.upkeep import actor_of
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.messages import error_of
@@ -36,13 +36,15 @@ class MigrateConfig(dg.Config):
         restart: also if nothing changes: for new code.
         move: to the store that the file has in `migration.to_store`.
         fork_of: begin beside this job, with its state; for a job that has no snapshot yet. Beside it only `fork_at`,
-            `timeout_s` and `verify` count.
+            `timeout_s`, `verify` and `accept_session_settings` count.
         fork_at: with this snapshot (its id) or savepoint (its name) of that job; empty: with a savepoint that is made
             now, or its newest snapshot if it does not run.
         checkpoints: number of checkpoints that the new run must make.
         timeout_s: the time limit for them; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
         resume: continue the migration that is under way; do nothing if no migration is under way.
+        accept_session_settings: start although settings of Spark's session that change results (such as its time zone)
+            are others than before; the new ones are recorded. Also of a migration that goes on.
         acknowledge: do nothing; the success of this run ends the trouble of a failed one (`notify`).
         if_term: only if this run of the driver is healthy and the file says the same; 0: in any case. The sensor
             `stillstate_desired_state` sets it.
@@ -59,6 +61,7 @@ class MigrateConfig(dg.Config):
     timeout_s: float = 0.0
     verify: VerifyLevel = "full"
     resume: bool = False
+    accept_session_settings: bool = False
     acknowledge: bool = False
     if_term: int = 0
 
@@ -72,13 +75,19 @@ class MigrateConfig(dg.Config):
             if self.fork_at:
                 raise InvalidConfiguration("fork_at says where a fork begins; name the job in fork_of too")
             return None
-        plain = Request(timeout_s=self.timeout_s, verify=self.verify)
+        accepts = self.accept_session_settings
+        plain = Request(timeout_s=self.timeout_s, verify=self.verify, accept_session_settings=accepts)
         if self.request() != plain:
             raise InvalidConfiguration(
-                "fork_of begins a job as the file has it: beside it only fork_at, timeout_s and verify can be given"
+                "fork_of begins a job as the file has it: beside it only fork_at, timeout_s, verify and "
+                "accept_session_settings can be given"
             )
         return ForkRequest(
-            of=self.fork_of, at=self.fork_at.removeprefix("@"), timeout_s=self.timeout_s, verify=self.verify
+            of=self.fork_of,
+            at=self.fork_at.removeprefix("@"),
+            timeout_s=self.timeout_s,
+            verify=self.verify,
+            accept_session_settings=accepts,
         )
 
     def request(self) -> Request:
@@ -91,6 +100,7 @@ class MigrateConfig(dg.Config):
             timeout_s=self.timeout_s,
             verify=self.verify,
             if_term=self.if_term,
+            accept_session_settings=self.accept_session_settings,
         )
 
 
@@ -100,18 +110,12 @@ def migrate_stream(
     """Migrate a stream, or continue a migration of it whose process died."""
 
     def show(plan: MigrationPlan | ForkPlan) -> None:
-        # A separate event: a run that fails has no output.
-        context.log_event(
-            dg.AssetObservation(
-                mount.stream(name),
-                description=f"the plan of a {'fork' if isinstance(plan, ForkPlan) else 'migration'}",
-                metadata={"plan": dg.MetadataValue.md(plan.markdown())},
-            )
-        )
+        said = f"the plan of a {'fork' if isinstance(plan, ForkPlan) else 'migration'}"
+        observe_stream(context, mount, name, said, {"plan": dg.MetadataValue.md(plan.markdown())})
 
     if config.acknowledge:
         context.log.info(f"somebody has seen what became of the last migration of {name}; nothing is done")
-        return _output({"job": name, "outcome": "acknowledged"})
+        return value_output({"job": name, "outcome": "acknowledged"})
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         fork = config.fork_request()
@@ -128,7 +132,8 @@ def migrate_stream(
         )
         try:
             if config.resume:
-                done = migrator.resume() if migrator.is_under_way() is not None else None
+                under_way, accepts = migrator.is_under_way(), config.accept_session_settings
+                done = None if under_way is None else migrator.resume(accept_session_settings=accepts)
             elif fork is not None:
                 done = fork_or_resume(migrator, fork, on_plan=show)
             else:
@@ -139,7 +144,7 @@ def migrate_stream(
         error = None if done is None else error_of(done, name, migrator.failure)
         if error is not None:
             raise error
-    return _output({"job": name, "outcome": "nothing to do"} if done is None else _value(name, done))
+    return value_output({"job": name, "outcome": "nothing to do"} if done is None else _value(name, done))
 
 
 def _value(name: str, done: Migration) -> dict[str, Any]:
@@ -157,24 +162,13 @@ def _value(name: str, done: Migration) -> dict[str, Any]:
     return {"job": name, **told, "term": done.run_term, "how": done.reason, **moved}
 
 
-def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
-    return dg.Output(value, metadata=value)
-
-
 def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrator: Migrator, clock: Clock) -> None:
     """Show the steps of this run, also if it ends with an error: the job may be back at its savepoint, or at a step."""
     last = migrator.history[-1]
     _, *log = [line.strip() for line in migrator.failure.splitlines() if line.strip()] or [""]
-    context.log_event(
-        dg.AssetObservation(
-            mount.stream(name),
-            description=f"{last.what if last.fork_of else f'a migration to {last.target}'}: {last.step}",
-            metadata={
-                "steps": migration_table(migrator.history, clock.now_ms()),
-                **({"log_last_line": log[-1]} if log else {}),
-            },
-        )
-    )
+    said = f"{last.what if last.fork_of else f'a migration to {last.target}'}: {last.step}"
+    steps = {"steps": migration_table(migrator.history, clock.now_ms())}
+    observe_stream(context, mount, name, said, {**steps, **({"log_last_line": log[-1]} if log else {})})
 
 
 MIGRATE: Final = DriverWork(

@@ -55,6 +55,8 @@ class RecoverConfig(dg.Config):
             after recovery has abandoned the job. Later input of the job is read again; output that was published is
             kept.
         from_savepoint: the same to a savepoint, by its name.
+        accept_session_settings: start although settings of Spark's session that change results (such as its time zone)
+            are others than in that snapshot; the new ones are recorded. No sensor sets it.
         gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with this text, so that the
             alerts for failed runs are sent.
         kind: of the error that ended the driver, as the sensor knows it; a driver that ended before it had a term has
@@ -64,6 +66,7 @@ class RecoverConfig(dg.Config):
     term: int = 0
     from_snapshot: int = 0
     from_savepoint: str = ""
+    accept_session_settings: bool = False
     gave_up: str = ""
     kind: str = ""
 
@@ -137,7 +140,8 @@ def recover_driver(
     restored_from = _restored_from(stillstate.catalog(job), begin, job)
     context.log.info(f"it goes on from {restored_from}")
     # It was just judged lost, so its last heartbeat must not make the new driver end.
-    launched = launcher.start(StartOptions(takeover=True, begin=begin), cause=cause)
+    options = StartOptions(takeover=True, begin=begin, accept_session_settings=config.accept_session_settings)
+    launched = launcher.start(options, cause=cause)
     context.log.info(f"term {launched.term} runs (process {launched.pid}, log {launched.log}); its checkpoint …")
     first = launcher.wait_for_checkpoint(launched, job.recovery.first_checkpoint_s)
     context.log.info(first.how)

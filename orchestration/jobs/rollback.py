@@ -10,7 +10,7 @@ from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.effective_settings import refuse_while_migrating
-from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
+from stillstate.orchestration.jobs.driver import DriverWork, observe_stream, stillstate_of, typed_failures, value_output
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
 from stillstate.orchestration.upkeep.rollbacks import own_place, refuse_damaged, rollback_text, rollback_values
 
@@ -49,24 +49,15 @@ def rollback_stream(
         place = own_place(catalog, config.to) if config.to else ""
         plan = plan_rollback(catalog, place, takeover=config.takeover, storage_options=job.storage_options)
         value = {**rollback_values(name, plan), "place": plan.place or "empty"}
-        # Separate events: a run that fails has no output.
-        _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
+        observe_stream(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
         refuse_damaged(catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes"))
         if config.plan_only:
-            return _output({**value, "outcome": "planned", "check": "what it needs is there and right"})
+            return value_output({**value, "outcome": "planned", "check": "what it needs is there and right"})
         made = execute_rollback(catalog, plan, actor)
     done = {**value, "outcome": "gone back", "made": made.snapshot_id, "next": mount.launch_text("start", name)}
     said = f"snapshot {made.snapshot_id} is the newest; the next start goes on from it"
-    _observe(context, mount, name, said, done)
-    return _output(done)
-
-
-def _observe(context: dg.OpExecutionContext, mount: Mount, name: str, said: str, metadata: dict[str, Any]) -> None:
-    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
-
-
-def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
-    return dg.Output(value, metadata=value)
+    observe_stream(context, mount, name, said, done)
+    return value_output(done)
 
 
 ROLLBACK: Final = DriverWork(

@@ -226,7 +226,7 @@ class Effects:
     def _start(self, migration: Migration) -> dict[str, Any]:
         status = self._live_run(above=migration.stopped_term, settings=migration.target)
         cause = migration.what if migration.fork_of else f"migration to {migration.target}"
-        term = self._started(cause) if status is None else status.term
+        term = self._started(cause, migration) if status is None else status.term
         return {"run_term": term, "deadline_ms": self._actor.clock.now_ms() + int(migration.timeout_s * 1000)}
 
     def _watch(self, migration: Migration) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Effects:
         above = migration.stopped_term if migration.to_root else migration.run_term
         if self._live_run(above=above, settings=migration.before) is None:
             why = migration.reason.split("\n")[0][:_REASON_CHARS_SHOWN]
-            self._started(f"a migration was taken back: {why}")
+            self._started(f"a migration was taken back: {why}", migration)
         return {}
 
     def run_on(self, migration: Migration, why: str) -> None:
@@ -303,7 +303,7 @@ class Effects:
             why: for its heartbeat.
         """
         if self._live_run(above=migration.run_term, settings=migration.before) is None:
-            self._started(why)
+            self._started(why, migration)
 
     # --- used by both ------------------------------------------------------------------------------------------------
 
@@ -319,9 +319,10 @@ class Effects:
         )
         return None if is_other else seen.status
 
-    def _started(self, cause: str) -> int:
+    def _started(self, cause: str, migration: Migration) -> int:
         # A run that still seems to live was stopped, or has other settings: it is fenced.
-        launched = self._launcher.start(StartOptions(takeover=True), cause=cause)
+        options = StartOptions(takeover=True, accept_session_settings=migration.accept_session_settings)
+        launched = self._launcher.start(options, cause=cause)
         self._say(f"term {launched.term} runs (process {launched.pid}, log {launched.log})")
         return launched.term
 

@@ -14,7 +14,7 @@ from typing import Any
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
 from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration
-from stillstate.orchestration.migration.plan import TIMEOUT_MAX_S, VERIFIED
+from stillstate.orchestration.migration.plan import ACCEPTED, TIMEOUT_MAX_S, VERIFIED
 from stillstate.orchestration.text import bytes_text
 
 __all__ = ["ForkFound", "ForkPlan", "ForkRequest", "plan_fork", "refuse_itself"]
@@ -29,12 +29,14 @@ class ForkRequest:
         at: its snapshot (the id) or savepoint (the name); empty: see the module.
         timeout_s: time limit for the new job's first checkpoint; 0: its `recovery.first_checkpoint_s`.
         verify: how much of the copy is read before the new job starts.
+        accept_session_settings: although settings of Spark's session that change results are others than in that place.
     """
 
     of: str
     at: str = ""
     timeout_s: float = 0.0
     verify: VerifyLevel = "full"
+    accept_session_settings: bool = False
 
     def is_of(self, migration: Migration) -> bool:
         """Whether a migration that is under way may be the requested one."""
@@ -72,6 +74,7 @@ class ForkPlan:
     Attributes:
         job, of: the new job and the other one.
         place: see `ForkFound`.
+        accept_session_settings: see `ForkRequest`.
     """
 
     job: str
@@ -83,6 +86,7 @@ class ForkPlan:
     snapshot_bytes: int
     timeout_s: float
     verify: VerifyLevel = "full"
+    accept_session_settings: bool = False
 
     @property
     def begins_with(self) -> str:
@@ -100,12 +104,13 @@ class ForkPlan:
     def steps(self) -> list[str]:
         """Return the steps, in order, in words."""
         saved = [] if self.place else [f"make a savepoint of {self.of}, which goes on running"]
+        accepted = ACCEPTED if self.accept_session_settings else ""
         removed = "remove the copy" if self.place else "remove the copy and the savepoint"
         return [
             *saved,
             f"copy what it needs ({bytes_text(self.snapshot_bytes)}) to {self.root}",
             VERIFIED[self.verify].format("copy"),
-            f"start a driver of {self.job}, with the settings that the file has for it",
+            f"start a driver of {self.job}, with the settings that the file has for it{accepted}",
             f"wait for its first checkpoint, at most {self.timeout_s:g} s",
             f"keep it; or, if it does not come up: stop it, and {removed}. {self.of} goes on either way",
         ]
@@ -179,6 +184,7 @@ def plan_fork(job: str, request: ForkRequest, found: ForkFound, timeout_s: float
         snapshot_bytes=found.snapshot_bytes,
         timeout_s=request.timeout_s or timeout_s,
         verify=request.verify,
+        accept_session_settings=request.accept_session_settings,
     )
 
 

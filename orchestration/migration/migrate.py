@@ -179,6 +179,7 @@ class Migrator:
             verify=plan.verify,
             fork_of=plan.of,
             fork_at=plan.place or self._forks(plan.of).savepoint_place(savepoint),
+            accept_session_settings=plan.accept_session_settings,
         )
         return self._go_on(begin_migration(self._root, first), self._root)
 
@@ -213,11 +214,15 @@ class Migrator:
             go_back_to=plan.go_back_to,
             from_root="" if plan.move is None else plan.move.source_url,
             to_root="" if plan.move is None else plan.move.target_url,
+            accept_session_settings=plan.accept_session_settings,
         )
         return self._go_on(begin_migration(self._root, first), self._root)
 
-    def resume(self) -> Migration:
+    def resume(self, *, accept_session_settings: bool = False) -> Migration:
         """Continue the migration that is under way, no matter who began it.
+
+        Args:
+            accept_session_settings: see `Request`; also if it was begun without.
 
         Raises:
             InvalidConfiguration: no migration is under way. SnapshotInUse: its owner lives. And the errors of
@@ -231,10 +236,11 @@ class Migrator:
         refuse_other_target(found, None if self._target is None else self._target.catalog.root)
         if found.fork_of:
             self._forks(found.fork_of)  # refused before anything is taken over, if the file has no such job
-        root = self._home()
-        return self._go_on(
-            take_migration_over(root, found, self._actor.owner, self._actor.clock, process_space()), root
+        root, actor = self._home(), self._actor
+        taken = take_migration_over(
+            root, found, actor.owner, actor.clock, process_space(), accept_session_settings=accept_session_settings
         )
+        return self._go_on(taken, root)
 
     def is_under_way(self) -> Migration | None:
         """Return the migration that is under way, or was when its process died; None without one."""
@@ -460,7 +466,7 @@ def migrate_or_resume(
             f"{under_way} is under way, and something else is asked for. Go on with that one first: ask for nothing "
             "by name"
         )
-    return migrator.resume()
+    return migrator.resume(accept_session_settings=request.accept_session_settings)
 
 
 def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callable[[ForkPlan], object]) -> Migration:
@@ -481,7 +487,7 @@ def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callabl
         raise SnapshotInUse(
             f"{under_way} is under way, and another fork is asked for, of {request.of!r}. Go on with that one first"
         )
-    return migrator.resume()
+    return migrator.resume(accept_session_settings=request.accept_session_settings)
 
 
 def _lives_here(migration: Migration, actor: Actor) -> bool:

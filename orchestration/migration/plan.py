@@ -22,6 +22,7 @@ from stillstate.orchestration.recovery.health import Verdict
 from stillstate.orchestration.text import bytes_text
 
 __all__ = [
+    "ACCEPTED",
     "TIMEOUT_MAX_S",
     "VERIFIED",
     "Difference",
@@ -41,6 +42,7 @@ VERIFIED: Final[dict[VerifyLevel, str]] = {
     "sample": "read a sample of the {} and compare it with the original",
     "full": "read the whole {} and compare it with the original",
 }
+ACCEPTED: Final = "; settings of Spark's session that change results may be others than before"
 _EDIT: Final = (
     "the job is in {}. Once it was moved it is in {} all the same, until you edit `store` and take "
     "`migration.to_store` out"
@@ -64,6 +66,7 @@ class Request:
         timeout_s: time limit for them; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
         if_term: only if this run of the driver is healthy and the file says the same; 0: in any case.
+        accept_session_settings: although settings of Spark's session that change results are others than before.
     """
 
     settings: RunSettings = UNNAMED
@@ -74,6 +77,7 @@ class Request:
     timeout_s: float = 0.0
     verify: VerifyLevel = "full"
     if_term: int = 0
+    accept_session_settings: bool = False
 
     def is_of(self, migration: Migration) -> bool:
         """Whether a migration that is under way may be the requested one."""
@@ -133,6 +137,7 @@ class MigrationPlan:
         outdated: why the request no longer applies; empty: it applies.
         is_automatic: the file asks Dagster to migrate the job to its settings.
         move: the move to another store; None: the job stays where it is.
+        accept_session_settings: see `Request`.
     """
 
     job: str
@@ -150,6 +155,7 @@ class MigrationPlan:
     outdated: str = ""
     is_automatic: bool = False
     move: MovePlan | None = None
+    accept_session_settings: bool = False
 
     @property
     def is_nothing(self) -> bool:
@@ -175,13 +181,14 @@ class MigrationPlan:
         back = [f"go back, in place, to {self.go_back_to}"] if self.go_back_to else []
         many = "its first checkpoint" if self.checkpoints == 1 else f"its first {self.checkpoints} checkpoints"
         after = "start it as it was" if self.was_running else "leave it stopped, as it was"
+        accepted = ACCEPTED if self.accept_session_settings else ""
         if self.move is not None:
             many_objects = f"{self.move.objects:,} objects ({bytes_text(self.move.bytes)})"
             return [
                 stop,
                 VERIFIED[self.verify].format("savepoint"),
                 f"carry {many_objects} to {self.move.target_url}, and compare; the job cannot be started meanwhile",
-                f"start a driver there, with {self.target}",
+                f"start a driver there, with {self.target}{accepted}",
                 f"wait for {many}, at most {self.timeout_s:g} s",
                 f"give {self.move.source_url} up; or, if it does not come up before it has committed anything: stop "
                 f"it, give the new place up, and in the old one {after}",
@@ -190,7 +197,7 @@ class MigrationPlan:
             stop,
             VERIFIED[self.verify].format("savepoint"),
             *back,
-            f"start a driver with {self.target}",
+            f"start a driver with {self.target}{accepted}",
             f"wait for {many}, at most {self.timeout_s:g} s",
             f"keep it; or, if it does not come up: stop it, go back to the savepoint if it has committed, and {after}",
         ]
@@ -300,6 +307,7 @@ def plan_migration(
         outdated=_outdated(request, found, differences(file, target)),
         is_automatic=is_automatic,
         move=move,
+        accept_session_settings=request.accept_session_settings,
     )
 
 

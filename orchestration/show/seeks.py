@@ -11,8 +11,9 @@ from stillstate.orchestration.text import count_text, time_text
 
 if TYPE_CHECKING:
     from state_runtime.driver.set_source import SetSourcePlan
+    from state_runtime.sources.kafka_seek import PartitionMove
 
-__all__ = ["seek_table", "seek_text", "seek_values"]
+__all__ = ["moved_most", "seek_table", "seek_text", "seek_values"]
 
 _PARTITIONS_SHOWN = 50
 
@@ -32,12 +33,17 @@ def seek_text(job: str, plan: SetSourcePlan) -> str:
     )
 
 
+def moved_most(plan: SetSourcePlan) -> list[PartitionMove]:
+    """Return the partitions in order; of many only those that move most."""
+    most = sorted(plan.seek.moves, key=lambda move: -(move.skipped + move.again))[:_PARTITIONS_SHOWN]
+    return sorted(most, key=lambda move: (move.topic, move.partition))
+
+
 def seek_table(plan: SetSourcePlan) -> Table:
-    """Return the partitions; of many only those that move most."""
-    moves = plan.seek.moves
-    most = sorted(moves, key=lambda move: -(move.skipped + move.again))[:_PARTITIONS_SHOWN]
+    """Return the partitions that move most."""
+    moves, most = plan.seek.moves, moved_most(plan)
     table = Table("topic", "partition", "was", "will be", "skipped", "again", box=None)
-    for move in sorted(most, key=lambda move: (move.topic, move.partition)):
+    for move in most:
         was = "-" if move.was is None else f"{move.was:,}"
         numbers = (was, f"{move.will_be:,}", f"{move.skipped:,}", f"{move.again:,}")
         table.add_row(move.topic, str(move.partition), *numbers)
@@ -48,9 +54,12 @@ def seek_table(plan: SetSourcePlan) -> Table:
 
 def seek_values(job: str, plan: SetSourcePlan) -> dict[str, Any]:
     """Return a move as a document."""
+    moves = plan.seek.moves
     return {
         "job": job,
         "source": plan.source,
         "snapshot_id": plan.newest.snapshot_id,
-        "partitions": [asdict(move) for move in plan.seek.moves],
+        "skipped": sum(move.skipped for move in moves),
+        "again": sum(move.again for move in moves),
+        "partitions": [asdict(move) for move in moves],
     }

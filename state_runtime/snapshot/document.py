@@ -63,7 +63,7 @@ def encode_document(
 
     Args:
         left_out: fields of fields that are not written while they are empty. They are younger than the format: a reader
-            that does not know them refuses the documents that need them, and reads all others.
+            that does not know them passes over them. Those that it would get wrong without have a format of their own.
         younger: the same for fields of the document itself: they are not written while they have this value.
     """
     values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}

@@ -99,7 +99,7 @@ FOLLOWING: Final[dict[MigrationStep, tuple[MigrationStep, ...]]] = {
 }
 """The steps that may follow each step."""
 
-_YOUNGER: Final = {"fork_of": "", "fork_at": "", "owner_space": ""}
+_YOUNGER: Final = {"fork_of": "", "fork_at": "", "owner_space": "", "accept_session_settings": False}
 """Fields that earlier versions do not know, with the value at which they are not written."""
 _WITH_TARGET: Final = frozenset({"start", "watch", "leave", "kept"})
 
@@ -147,6 +147,8 @@ class Migration:
         fork_of: name of the job whose state this one begins with; empty: it is no fork. Then `savepoint` is one of that
             job, or empty, and `uid` is also the uid that the new job gets.
         fork_at: of a fork, the place (snapshot/locate.py) that it begins with.
+        accept_session_settings: its runs start although settings of Spark's session that change results are others
+            than in the snapshot; the run that it goes back to as well, which has the file's settings too.
     """
 
     uid: str
@@ -173,6 +175,7 @@ class Migration:
     fork_of: str = ""
     fork_at: str = ""
     owner_space: str = ""
+    accept_session_settings: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -254,14 +257,26 @@ def record_step(root: Store, last: Migration, step: MigrationStep, clock: Clock,
     return _create(root, last, following)
 
 
-def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock, space: str = "") -> Migration:
+def take_migration_over(
+    root: Store, last: Migration, owner: str, clock: Clock, space: str = "", *, accept_session_settings: bool = False
+) -> Migration:
     """Become the owner of a migration whose owner is gone. Atomic: of several that try, one does.
+
+    Args:
+        accept_session_settings: from now on; what was accepted before stays accepted.
 
     Raises:
         SnapshotInUse: another process was quicker. OutcomeUnknown: read it again.
     """
     check(last.is_open, "a migration that has ended cannot be continued")
-    taken = replace(last, number=last.number + 1, owner=owner, owner_space=space, at_ms=clock.now_ms())
+    taken = replace(
+        last,
+        number=last.number + 1,
+        owner=owner,
+        owner_space=space,
+        at_ms=clock.now_ms(),
+        accept_session_settings=last.accept_session_settings or accept_session_settings,
+    )
     return _create(root, last, taken)
 
 

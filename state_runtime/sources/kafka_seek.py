@@ -91,11 +91,11 @@ def parse_to(text: str) -> To:
         moment = datetime.fromisoformat(text)
     except (ValueError, RecursionError, CorruptData) as error:
         raise InvalidConfiguration(
-            f"--to is earliest, latest, a time (2026-11-28T12:00:00Z) or offsets by topic and partition "
+            f"a place to go on is earliest, latest, a time (2026-11-28T12:00:00Z) or offsets by topic and partition "
             f'({{"orders": {{"0": 17}}}}), and not {text!r}'
         ) from error
     if moment.tzinfo is None:
-        raise InvalidConfiguration(f"--to {text} has no time zone: write {text}Z for UTC, or its offset ({text}+02:00)")
+        raise InvalidConfiguration(f"{text} has no time zone: write {text}Z for UTC, or its offset ({text}+02:00)")
     return moment
 
 

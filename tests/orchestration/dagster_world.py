@@ -26,6 +26,7 @@ class FakeLauncher:
         self.starts: list[bool] = []
         self.ended: list[int] = []
         self.begins: list[int | str | None] = []
+        self.accepted: list[bool] = []
         self.causes: list[str] = []
         self.outcome: FirstCheckpoint | LaunchFailed = FirstCheckpoint(snapshot_id=7, how="checkpoint 7")
         self.before_term = False
@@ -35,6 +36,7 @@ class FakeLauncher:
         assert self.root is not None
         self.starts.append(options.takeover)
         self.begins.append(options.begin.from_snapshot)
+        self.accepted.append(options.accept_session_settings)
         self.causes.append(cause)
         if isinstance(self.outcome, LaunchFailed) and self.before_term:
             raise self.outcome

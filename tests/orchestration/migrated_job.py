@@ -99,6 +99,7 @@ class Drivers:
     spec: JobSpec
     behaviour: dict[int, str] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    options: list[StartOptions] = field(default_factory=list)
     on_poll: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
@@ -107,6 +108,7 @@ class Drivers:
     # --- the port ----------------------------------------------------------------------------------------------------
 
     def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
+        self.options.append(options)
         home = location_of(self.spec)
         now, _ = effective_settings(self.spec, open_store(home.store).child(self.job.name))
         behaviour = self.behaviour.get(now.parallelism, "works")

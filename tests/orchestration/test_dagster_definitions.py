@@ -84,7 +84,7 @@ def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable
         sensor = defs.resolve_sensor_def(name)
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
         assert sensor.minimum_interval_seconds == 5
-    for action in ("start", "stop", "recover", "rollback"):
+    for action in ("start", "stop", "recover", "rollback", "set_source"):
         job = defs.resolve_job_def(f"{action}_plane_delays")
         assert job.tags["stillstate/job"] == "plane-delays"
         assert job.tags["stillstate/action"] == action
@@ -213,7 +213,7 @@ def test_a_typed_error_fails_the_run_with_its_message_and_is_not_retried(write_c
     assert not [e for e in result.all_events if e.event_type_value == "STEP_UP_FOR_RETRY"]
 
 
-@pytest.mark.parametrize("action", ["start", "stop", "recover", "rollback"])
+@pytest.mark.parametrize("action", ["start", "stop", "recover", "rollback", "set_source"])
 def test_a_lost_worker_frees_its_slot(write_config: Callable[..., Path], action: str) -> None:
     job = build_definitions(load_spec(write_config())).resolve_job_def(f"{action}_flights")
     assert int(job.tags["dagster/max_runtime"]) > 0

@@ -159,8 +159,8 @@ def test_in_the_middle_of_a_fork_nobody_else_starts_the_job(house: House) -> Non
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"fork_of": OLD, "parallelism": 3}, "only fork_at, timeout_s and verify"),
-        ({"fork_of": OLD, "checkpoints": 2}, "only fork_at, timeout_s and verify"),
+        ({"fork_of": OLD, "parallelism": 3}, "only fork_at, timeout_s, verify and accept_session_settings"),
+        ({"fork_of": OLD, "checkpoints": 2}, "only fork_at, timeout_s, verify and accept_session_settings"),
         ({"fork_at": "3"}, "name the job in fork_of too"),
         ({"fork_of": "nobody"}, "no job 'nobody'"),
         ({"fork_of": NEW}, "cannot be forked to itself"),

@@ -29,7 +29,7 @@ from stillstate.orchestration.upkeep.deletions import Retaining
 ROOT = Path(__file__).resolve().parents[2]
 STREAM_TAGS = {f"stillstate/{name}" for name in ("materialize", "savepoint", "upkeep")}
 SHARED = "dagster: {jobs: shared}"
-ACTIONS = {"start", "stop", "recover", "migrate", "rollback"}
+ACTIONS = {"start", "stop", "recover", "migrate", "rollback", "set_source"}
 ACTIONS |= {"materialize", "savepoint", "retain", "collect", "compact_output", "verify", "drill"}
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
+from dagster_world import World
 from job_roots import NO_SUCH_PID, FakeClock, JobRoot, checkpoint_of
 from typer.testing import CliRunner
 
@@ -19,6 +21,7 @@ from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.driver.set_source import SetSourcePlan, execute_set_source, plan_set_source
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, TimeEntry
+from state_runtime.snapshot.migration import Migration, RunSettings, begin_migration, record_step
 from state_runtime.sources.kafka_offsets import Partition, Positions
 from state_runtime.sources.kafka_seek import Seek, To, seek
 from stillstate.orchestration.cli import app
@@ -183,3 +186,112 @@ def test_the_command_shows_each_partition_and_asks_before_it_does_anything(
     values = json.loads(done.output)
     assert values["made"] == before.snapshot_id + 1
     assert [(p["was"], p["will_be"]) for p in values["partitions"]] == [(40, 100), (7, 20)]
+
+
+# --- by Dagster ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(kafka_sources, "kafka_source", lambda spec, folder, position: Asked())
+    return world("flights")
+
+
+def by_dagster(here: World, **config: object) -> dg.ExecuteInProcessResult:
+    return here.defs.resolve_job_def("set_source_flights").execute_in_process(
+        run_config={"ops": {"set_source_flights_driver": {"config": config}}},
+        instance=here.instance,
+        raise_on_error=False,
+    )
+
+
+def why_failed(done: dg.ExecuteInProcessResult) -> dg.Failure:
+    (failure,) = [e for e in done.all_events if e.is_step_failure]
+    return failure.step_failure_data.user_failure_data  # type: ignore[return-value]
+
+
+def shown(here: World) -> list[tuple[str, dict[str, Any]]]:
+    """The stream's observations, oldest first."""
+    records = here.instance.fetch_observations(dg.AssetKey(["flights", "stream"]), limit=10).records
+    found = [r.asset_observation for r in reversed(records) if r.asset_observation is not None]
+    return [(str(one.description), {key: item.value for key, item in one.metadata.items()}) for one in found]
+
+
+def test_a_run_of_dagster_shows_the_plan_and_only_a_run_that_is_told_to_applies_it(
+    here: World, flights: JobRoot
+) -> None:
+    """Whoever has Dagster's pages only can do what the command does."""
+    before = stopped(flights)
+    to = {"source": "shop", "to": '{"orders": {"0": 10, "1": 9}}'}
+    planned = by_dagster(here, **to)
+    assert planned.success
+    assert flights.catalog.latest() == before, "only looked at"
+    assert planned.output_for_node("set_source_flights_driver")["outcome"] == "planned"
+    done = by_dagster(here, **to, apply=True)
+    assert done.success
+    made = flights.catalog.latest()
+    assert made is not None
+    assert made.source is not None
+    assert Positions.from_json(json.loads(made.source.offsets.split("\n")[-1])).next == {
+        ("orders", 0): 10,
+        ("orders", 1): 9,
+    }
+    output = done.output_for_node("set_source_flights_driver")
+    assert (output["outcome"], output["made"], output["next"]) == ("set", made.snapshot_id, "start_flights")
+    (first, plan), (second, again), (last, result) = shown(here)
+    assert first == second == "the plan of a new position of a source"
+    assert plan == again
+    assert "2 records are skipped and 30 records are read again, and count again" in plan["plan"]
+    assert plan["partitions"].splitlines()[2:] == ["|orders|0|40|10|0|30|", "|orders|1|7|9|2|0|"]
+    assert last == f"snapshot {made.snapshot_id} is the newest; the next start goes on from it"
+    assert (result["skipped"], result["again"], result["made"]) == (2, 30, made.snapshot_id)
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "kind", "says"),
+    [
+        ("shop", "yesterday", "invalid", "a place to go on is earliest, latest, a time"),
+        ("pay", "latest", "invalid", "no source 'pay'"),
+        ("shop", '{"orders": {"0": 101}}', "invalid", "has offsets from 0 to 100, and not 101"),
+    ],
+)
+def test_what_the_command_refuses_fails_a_run_of_dagster_with_the_same_words(
+    here: World, flights: JobRoot, source: str, to: str, kind: str, says: str
+) -> None:
+    before = stopped(flights)
+    failure = why_failed(by_dagster(here, source=source, to=to, apply=True))
+    assert says in str(failure.description)
+    assert failure.metadata["kind"].value == kind
+    assert flights.catalog.latest() == before
+    assert shown(here) == []
+
+
+def test_a_run_of_dagster_leaves_a_job_alone_that_runs_or_is_being_migrated(here: World, flights: JobRoot) -> None:
+    before = stopped(flights)
+    root, settings = flights.catalog.root, RunSettings(2, "arrow")
+    migration = begin_migration(
+        root,
+        Migration(
+            uid="m",
+            number=1,
+            step="save",
+            at_ms=0,
+            began_ms=0,
+            owner="h:1",
+            before=settings,
+            target=settings,
+            was_running=False,
+            savepoint="s",
+            checkpoints=1,
+            timeout_s=60,
+        ),
+    )
+    failure = why_failed(by_dagster(here, source="shop", to="earliest", apply=True))
+    assert "`stillstate migrate flights --resume` goes on with it" in str(failure.description)
+    assert flights.catalog.latest() == before
+    record_step(root, record_step(root, migration, "start-old", flights.clock), "rolled-back", flights.clock)
+    flights.host = "elsewhere"
+    flights.beat("running")
+    failure = why_failed(by_dagster(here, source="shop", to="earliest", apply=True))
+    assert "flights' is run by term 1" in str(failure.description)
+    assert flights.catalog.latest() == before

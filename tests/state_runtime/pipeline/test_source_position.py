@@ -295,7 +295,7 @@ def test_what_another_source_keeps_is_carried_by_the_manifest_byte_for_byte(tmp_
 
 
 def test_a_manifest_without_such_files_is_the_one_that_earlier_versions_read() -> None:
-    """The field is younger than format 4: earlier versions refuse a manifest that has it, and read all others."""
+    """The field is younger than format 4; earlier versions have never heard of it."""
     plain = SourcePosition(0, "m", "v1\n{}\n{}", "", "v1\n{}", (0,))
     body = Manifest(4, "u", 1, 1, "c", "checkpoint", 0, 2, source=plain).encode()
     assert "files" not in json.loads(body.split(b"\n")[1])["source"]

@@ -40,6 +40,7 @@ from state_runtime.snapshot.manifest import (
     OpenBatch,
     OperatorEntry,
     SegmentEntry,
+    SourceFile,
     SourcePosition,
     StagedFile,
     StagedOutput,
@@ -50,7 +51,8 @@ from state_runtime.snapshot.manifest import (
 )
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.store.paths import check_relative_path
-from tests.fuzz.targets import enveloped
+from tests.fuzz.mutations import json_bytes
+from tests.fuzz.targets import document_classes, enveloped, sample_of
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
 relative = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -175,6 +177,35 @@ def test_the_format_of_a_manifest_is_the_oldest_that_knows_its_fields(manifest: 
         body = json.dumps({**fields, "format_version": needed - 1}, separators=(",", ":")).encode()
         with pytest.raises(CorruptManifest, match=f"format {needed - 1} does not have"):
             Manifest.decode(enveloped("manifest", body, needed - 1), "m")
+
+
+@pytest.mark.parametrize("kind", sorted(document_classes()))
+def test_fields_that_a_reader_does_not_know_are_passed_over_wherever_they_are(kind: str) -> None:
+    """A younger version may add what an older one does no wrong without: it needs no other format."""
+    cls = document_classes()[kind]
+    known = sample_of(cls)
+    younger = with_younger_fields(known)
+    assert json.dumps(younger).count("younger") >= 1
+    read, as_before = (decode_document(kind, cls, enveloped(kind, json_bytes(body)), "m") for body in (younger, known))
+    assert read == as_before
+
+
+def with_younger_fields(value: Any) -> Any:
+    """A body with one field more in each of its objects; a map by names, as `sample_of` makes it, is none."""
+    if isinstance(value, list):
+        return [with_younger_fields(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    more = {} if value.keys() == {"name"} else {"younger": {"of": [1]}}
+    return {**{key: with_younger_fields(item) for key, item in value.items()}, **more}
+
+
+def test_an_earlier_version_reads_a_manifest_with_files_of_sources_without_them() -> None:
+    """As docs/format.md says: that version starts, and Spark makes the files anew."""
+    older = dataclasses.make_dataclass("Older", [(f.name, f.type) for f in dataclasses.fields(SourcePosition)][:6])
+    position = SourcePosition(3, "m", "v1", "", "c", (1,), files=(SourceFile("0/0", "MQ=="),))
+    read: Any = decode_document("position", older, encode_document("position", position), "m")
+    assert read == older(3, "m", "v1", "", "c", (1,))
 
 
 @pytest.mark.parametrize(

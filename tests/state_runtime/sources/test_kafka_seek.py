@@ -100,7 +100,7 @@ def test_partitions_and_topics_that_are_not_there_are_refused() -> None:
     "text", ["", "newest", "12", '{"orders": 3}', "{", '{"orders": {"0": -1}}', "2023-99-01T00:00Z"]
 )
 def test_words_that_are_no_place_are_refused_with_what_may_be_said(text: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="--to is earliest, latest, a time"):
+    with pytest.raises(InvalidConfiguration, match="a place to go on is earliest, latest, a time"):
         parse_to(text)
 
 
