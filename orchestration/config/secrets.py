@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from state_runtime.store.options import REDACTED, StoreOptions
+from state_runtime.base.secrets import REDACTED
+from state_runtime.store.options import StoreOptions
 
 __all__ = ["SecretMapping", "Secrets"]
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
+from state_runtime.base import secrets
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import Ids
-from state_runtime.store.options import REDACTED, SECRET_CHARS_MIN
 from stillstate.orchestration.config.launcher import secret_values
 from stillstate.orchestration.config.spec import JobSpec
 
@@ -60,10 +60,8 @@ def private_file(job: JobSpec, clock: Clock, ids: Ids, suffix: str) -> Path:
 
 def redacted(job: JobSpec, text: str) -> str:
     """Return a text without the credentials of a job's stores, and without those in its Spark settings."""
-    text = job.redact(text)
-    for value in (*secret_values(job.spark.conf), *secret_values(job.launcher.conf)):
-        text = text.replace(value, REDACTED) if len(value) >= SECRET_CHARS_MIN else text
-    return text
+    values = (*secret_values(job.spark.conf), *secret_values(job.launcher.conf))
+    return secrets.redacted(job.redact(text), values, secrets.SECRET_CHARS_MIN)
 
 
 def newest_log(job: JobSpec) -> Path | None:

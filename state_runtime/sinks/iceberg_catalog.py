@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.secrets import redacted, with_secrets
 
 __all__ = ["CatalogAddress", "iceberg_library"]
 
@@ -37,10 +38,8 @@ class CatalogAddress:
 
     def redact(self, text: str) -> str:
         """Return a text of a library's without our secrets."""
-        options = {**self._options, **{key: os.environ.get(name, "") for key, name in self._options_env.items()}}
-        for key, value in options.items():
-            if value and (key in self._options_env or _SECRET.search(key)):
-                text = text.replace(str(value), "***")
+        given = [str(value) for key, value in self._options.items() if _SECRET.search(key)]
+        text = redacted(text, [*given, *map(os.environ.get, self._options_env.values())])
         return _PASSWORD.sub(r"\1***\2", text)
 
     def load(self) -> Any:
@@ -49,16 +48,10 @@ class CatalogAddress:
         Raises:
             InvalidConfiguration: pyiceberg or a variable is missing, or the settings name no catalog.
         """
-        missing = [name for name in self._options_env.values() if not os.environ.get(name)]
-        if missing:
-            raise InvalidConfiguration(
-                f"IcebergSink: the environment has no variable {missing[0]}, which is to hold a setting of the catalog "
-                f"{self.name!r}; set it where the driver runs"
-            )
-        found = {key: os.environ[name] for key, name in self._options_env.items()}
+        options = with_secrets(self._options, self._options_env, f"IcebergSink: catalog {self.name!r}")
         library = iceberg_library()
         try:
-            return library.catalog.load_catalog(self.name, **{**self._options, **found})
+            return library.catalog.load_catalog(self.name, **options)
         except (ValueError, TypeError, library.exceptions.NotInstalledError) as error:
             # The chained error may repeat a setting, so it is not shown with this one.
             raise InvalidConfiguration(

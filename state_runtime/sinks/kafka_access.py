@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, StillstateError, StoreRefused
+from state_runtime.base.secrets import SECRET_CHARS_MIN, redacted, with_secrets
 from state_runtime.sources.kafka_client import STRANGERS, library, stranger
 
 __all__ = ["FencedOut", "KafkaAccess", "Passing", "error_of", "is_of_library", "library", "making"]
@@ -112,12 +113,7 @@ class KafkaAccess:
         return {**options, "bootstrap.servers": self.servers, "log_level": _CRITICAL}
 
     def _options(self) -> dict[str, Any]:
-        missing = [variable for variable in self.options_env.values() if variable not in os.environ]
-        if missing:
-            raise InvalidConfiguration(
-                f"KafkaSink: options_env names {', '.join(missing)}, which the environment of the driver does not have"
-            )
-        return {**self.options, **{name: os.environ[variable] for name, variable in self.options_env.items()}}
+        return with_secrets(self.options, self.options_env, "KafkaSink")
 
     def _made(self, client: Any, settings: Mapping[str, Any]) -> Any:
         try:
@@ -129,11 +125,8 @@ class KafkaAccess:
 
     def without_secrets(self, text: str) -> str:
         """Return a text of the library without values that options have."""
-        values = [*self.options.values(), *(os.environ.get(variable, "") for variable in self.options_env.values())]
-        for value in values:
-            if isinstance(value, str) and len(value) > 3:
-                text = text.replace(value, "***")
-        return text
+        text = redacted(text, map(os.environ.get, self.options_env.values()))
+        return redacted(text, self.options.values(), SECRET_CHARS_MIN)
 
     def meaning(self, error: Any, topic: str, writer: str, seen: Any = None) -> Exception:
         """Return what to raise for an error of the library.

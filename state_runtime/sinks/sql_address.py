@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.secrets import redacted, with_secrets
 
 if TYPE_CHECKING:
     import psycopg
@@ -61,9 +62,7 @@ class Address:
     def redact(self, text: str) -> str:
         """Return a text of libpq's without the password."""
         secrets = [self._parts().get(name) for name in ("password", "sslpassword")]
-        for secret in (*secrets, os.environ.get("PGPASSWORD")):
-            text = text.replace(secret, "***") if secret else text
-        return text
+        return redacted(text, (*secrets, os.environ.get("PGPASSWORD")))
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection without a transaction. Its transactions are READ COMMITTED, whatever the server's default:
@@ -84,12 +83,7 @@ class Address:
         return connection
 
     def _parts(self) -> dict[str, str]:
-        if self._dsn_env and not os.environ.get(self._dsn_env):
-            raise InvalidConfiguration(
-                f"SqlSink: the environment has no variable {self._dsn_env}, which is to hold the address of the "
-                "database; set it where the driver runs"
-            )
-        dsn = os.environ.get(self._dsn_env, "") if self._dsn_env else self._dsn
+        dsn = with_secrets({}, {"dsn": self._dsn_env}, "SqlSink")["dsn"] if self._dsn_env else self._dsn
         library = psycopg_of()
         try:
             found = library.conninfo.conninfo_to_dict(dsn)

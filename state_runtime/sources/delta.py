@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from state_runtime.base.errors import InvalidConfiguration, MissingSource
+from state_runtime.base.secrets import refuse_secrets, with_secrets
 from state_runtime.sources.delta_commits import (
     CHANGE_TYPE,
     TableFile,
@@ -23,7 +24,7 @@ from state_runtime.sources.delta_commits import (
 from state_runtime.sources.delta_plan import end_of_batch, files_between, in_parts
 from state_runtime.sources.delta_position import DeltaPosition
 from state_runtime.sources.delta_table import OpenedTable, TableLog, library, rows_of
-from state_runtime.sources.python_source import HAS_LIMITS, check_limit, refuse_secrets, telling, with_secrets
+from state_runtime.sources.python_source import HAS_LIMITS, check_limit, telling
 from state_runtime.spark.arrow import arrow_schema_of
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from state_runtime.base.errors import (
     StoreRefused,
     Unavailable,
 )
+from state_runtime.base.secrets import redacted
 from state_runtime.sources.delta_commits import (
     CHANGE_TYPE,
     Commit,
@@ -83,7 +84,7 @@ class TableLog:
         self._uri = uri
         self._options = dict(options)
         self._where = where
-        self._secrets = [text for text in secrets if text]
+        self._secrets = secrets
         self._away_s = away_s
         self._wait = wait_random_exponential(multiplier=0.1, max=_WAIT_S_MAX) if wait is None else wait
         self._filesystem: Any = None
@@ -221,10 +222,9 @@ class TableLog:
 
     def _told(self, error: BaseException) -> str:
         """Return an error's text in one line, without secrets."""
-        text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:500]
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
-        return text
+        # Cut last: a part of a secret would not be found.
+        text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+        return redacted(text, self._secrets)[:500]
 
 
 def rows_of(log: TableLog, file: TableFile, columns: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from state_runtime.base.errors import InvalidConfiguration, MissingSource
+from state_runtime.base.secrets import refuse_secrets, with_secrets
 from state_runtime.sources.kafka_client import Cluster, Records, columns_of, library
 from state_runtime.sources.kafka_lag import KafkaLag
 from state_runtime.sources.kafka_offsets import (
@@ -25,7 +26,7 @@ from state_runtime.sources.kafka_offsets import (
     ranges,
     told_lost,
 )
-from state_runtime.sources.python_source import HAS_LIMITS, check_limit, refuse_secrets, telling, with_secrets
+from state_runtime.sources.python_source import HAS_LIMITS, check_limit, telling
 from state_runtime.sources.watch import remember_opened
 
 if TYPE_CHECKING:

@@ -32,12 +32,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.secrets import REDACTED, SECRET_CHARS_MIN, redacted
 
 __all__ = ["Patience", "StoreOptions"]
 
-REDACTED: Final = "***"
 S3_SCHEMES: Final = ("s3", "s3a")
-SECRET_CHARS_MIN: Final = 4  # shorter values (a region, "1") would redact harmless text
 
 # Values that may be shown: they describe the place and the access, not the identity.
 _SHOWN: Final = frozenset(
@@ -143,10 +142,7 @@ class StoreOptions:
     def redact(self, text: str) -> str:
         """Return `text` without any value that may be secret: for error messages of libraries."""
         values = {v for k, value in self.given.items() if k not in _SHOWN for v in _texts(value)}
-        for value in sorted(values, key=len, reverse=True):
-            if len(value) >= SECRET_CHARS_MIN:
-                text = text.replace(value, REDACTED)
-        return text
+        return redacted(text, values, SECRET_CHARS_MIN)
 
 
 def _s3(options: dict[str, Any]) -> dict[str, Any]:

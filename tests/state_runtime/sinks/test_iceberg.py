@@ -499,7 +499,7 @@ def test_no_secret_of_a_catalog_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_catalog_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAKE_TOKEN", raising=False)
-    with pytest.raises(InvalidConfiguration, match="no variable LAKE_TOKEN"):
+    with pytest.raises(InvalidConfiguration, match="catalog 'lake': the environment variable LAKE_TOKEN is not set"):
         CatalogAddress("lake", {}, {"token": "LAKE_TOKEN"}).load()
     with pytest.raises(InvalidConfiguration, match=r"the catalog 'nowhere' cannot be opened: .*catalog_options"):
         CatalogAddress("nowhere", {"type": "odd"}, None).load()

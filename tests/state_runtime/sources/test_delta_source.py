@@ -432,8 +432,23 @@ def test_a_store_that_is_away_ends_the_run_as_something_that_passes_and_no_secre
     def ask() -> None:
         raise OSError("GET https://store/?sig=hunter2: connection refused")
 
-    with pytest.raises(Unavailable, match=r"the store does not answer: GET https://store/\?sig=…: connection refused"):
+    with pytest.raises(
+        Unavailable, match=r"the store does not answer: GET https://store/\?sig=\*\*\*: connection refused"
+    ):
         log.asked(ask)
+
+
+def test_no_part_of_a_secret_is_in_a_message_that_is_cut() -> None:
+    """A text of a library may be long; a secret at the place where it is cut would not be found afterwards."""
+    log = TableLog("s3://nowhere/t", {}, "source 't'", secrets=["hunter2"], away_s=0, wait=wait_none())
+
+    def ask() -> None:
+        raise OSError(f"{'x' * 496}hunter2")
+
+    with pytest.raises(Unavailable) as caught:
+        log.asked(ask)
+    assert "x" * 496 in str(caught.value)
+    assert "hunt" not in str(caught.value)
 
 
 def test_a_secret_is_read_from_the_environment_of_each_process_and_is_in_no_option(

@@ -17,10 +17,10 @@ from tenacity import wait_none
 
 from examples.servers.kafka import KafkaBroker, settled
 from state_runtime.base.errors import InvalidConfiguration, MissingSource, StillstateError, Unavailable
+from state_runtime.base.secrets import with_secrets
 from state_runtime.sources import kafka as kafka_source
 from state_runtime.sources.kafka import KafkaDataSource
 from state_runtime.sources.kafka_client import Cluster
-from state_runtime.sources.python_source import with_secrets
 
 NAMES = itertools.count(1)
 ALL = ReadAllAvailable()
