@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from . import run_guard
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -37,6 +39,10 @@ if str(ROOT) not in sys.path:
 # Tests that take long and whose law a smaller one, or another variant, holds in `make test`; and those over the whole
 # year of flights, which takes most of a minute to make.
 LONG = frozenset((ROOT / "tests" / "long.txt").read_text("utf-8").splitlines())
+
+
+def pytest_configure() -> None:
+    run_guard.start()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
