@@ -117,7 +117,7 @@ def test_an_address_is_not_pickled() -> None:
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOP_DATABASE", raising=False)
-    with pytest.raises(InvalidConfiguration, match="no variable SHOP_DATABASE"):
+    with pytest.raises(InvalidConfiguration, match="the environment variable SHOP_DATABASE is not set"):
         SqlSink("totals", dsn_env="SHOP_DATABASE").layout(SCHEMA)
 
 
