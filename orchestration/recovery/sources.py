@@ -72,7 +72,7 @@ def behind_text(source: SourceState) -> str:
 def unread_text(source: SourceState) -> str:
     """`12 files (3.4 MiB) of /lake/orders are not read`"""
     if source.behind < 0:
-        return f"what waits in {source.name} is not counted yet"
+        return f"how much waits in {source.name} is not known"
     return f"{behind_text(source)} of {source.name} {'is' if source.behind == 1 else 'are'} not read"
 
 

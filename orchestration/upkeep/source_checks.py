@@ -42,7 +42,8 @@ def judge_lag(status: RunStatus | None, now_ms: int, limit_s: float, *, trigger_
     if oldest.age_change_s is not None:
         numbers["oldest_unread_change_s"] = oldest.age_change_s
     if not age_s:
-        return Judged("source_lag", True, "all that was there has been read", numbers=numbers)
+        unknown = "; ".join(unread_text(source) for source in sources if source.behind < 0)
+        return Judged("source_lag", True, unknown or "all that was there has been read", numbers=numbers)
     # Moments and no ages: a verdict is stored when it changes, and read later.
     oldest_at = time_text(oldest.oldest_unread_ms)
     text = f"{unread_text(oldest)}, the oldest of {oldest_at}"

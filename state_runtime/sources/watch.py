@@ -78,6 +78,7 @@ class SourceWatch:
         self._lags: Sequence[SourceLag] = ()
         self._clock = clock
         self._over = threading.Event()
+        self._folders: Sequence[SourceLag | None] = ()
         self._thread: threading.Thread | None = None
         self._states: tuple[SourceState, ...] = ()
 
@@ -86,15 +87,17 @@ class SourceWatch:
         """What is known of the sources that the run reads."""
         return self._states
 
-    def follow(self, progress: Callable[[], Any], begun: str) -> None:
+    def follow(self, progress: Callable[[], Any], begun: str, folders: Sequence[SourceLag | None] = ()) -> None:
         """Begin.
 
         Args:
             progress: returns Spark's newest document about the query's progress; None if there is none yet.
-            begun: the text of Spark's file of offsets, of the snapshot that the run goes on from.
+            begun: the text of Spark's file of offsets, of the snapshot that the run goes on from, as Spark reads it.
+            folders: of all of the run's sources, in Spark's order, what asks those whose positions do not say what they
+                are of; None: any other source.
         """
-        self._lags = self._opened()
-        if self._lags:
+        self._lags, self._folders = self._opened(), folders
+        if self._lags or any(folders):
             self._thread = threading.Thread(
                 target=self._loop,
                 args=(progress, offsets_in(begun.split("\n")[_HEADER_LINES:])),
@@ -115,9 +118,26 @@ class SourceWatch:
                 return
 
     def look(self, offsets: Sequence[Any]) -> None:
-        """Ask each source once that the run reads; see `belonging`."""
-        mine = belonging(self._lags, offsets)
+        """Ask each source once that the run reads; see `belonging`.
+
+        Args:
+            offsets: of the run's sources, in Spark's order; None: not known yet.
+        """
+        mine = self._of_folders(offsets) + self._of_others(offsets)
         self._states = tuple(lag.look(offset, self._clock.now_ms()) for lag, offset in mine)
+
+    def _of_folders(self, offsets: Sequence[Any]) -> list[tuple[SourceLag, Any | None]]:
+        if len(offsets) not in (0, len(self._folders)):
+            return []  # which position is whose is not known
+        placed = zip(self._folders, offsets or [None] * len(self._folders), strict=True)
+        return [(lag, at) for lag, at in placed if lag is not None and (at is None or lag.reads(at))]
+
+    def _of_others(self, offsets: Sequence[Any]) -> list[tuple[SourceLag, Any | None]]:
+        if self._folders and all(self._folders):
+            return []
+        if len(offsets) == len(self._folders):
+            offsets = [at for lag, at in zip(self._folders, offsets, strict=True) if lag is None]
+        return belonging(self._lags, offsets)
 
     def close(self) -> None:
         """End. A question that is under way ends with the process: it writes nothing."""
@@ -125,5 +145,5 @@ class SourceWatch:
         if self._thread is not None:
             self._thread.join(_JOIN_S)
             if not self._thread.is_alive():
-                for lag in self._lags:
+                for lag in (*self._lags, *filter(None, self._folders)):
                     lag.close()

@@ -83,7 +83,7 @@ def test_files_are_not_counted_with_records() -> None:
     }  # fmt: skip
     assert not {"unread_records", "unread_versions"} & lag(table).numbers.keys()
     counting = replace(table, behind=-1, behind_bytes=-1)
-    assert "what waits in /lake/orders is not counted yet, the oldest of" in lag(counting).text
+    assert "how much waits in /lake/orders is not known, the oldest of" in lag(counting).text
     left = replace(table, retention_left_s=5 * HOUR_S)
     assert "delta.logRetentionDuration" in judge_retention(status(left), NOW_MS, DAY_S).text
     assert "the next version that is not read is removed at" in judge_retention(status(table), NOW_MS, DAY_S).text

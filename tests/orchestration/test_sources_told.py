@@ -69,7 +69,7 @@ def test_of_a_table_it_is_its_log_that_is_cleaned() -> None:
         (TABLE, "12 files (3.4 MiB) of /lake/orders are not read"),
         (replace(TABLE, behind=1, behind_bytes=0), "1 file (0 B) of /lake/orders is not read"),
         (replace(TABLE, behind_bytes=-1), "12 files of /lake/orders are not read"),
-        (replace(TABLE, behind=-1, behind_bytes=-1), "what waits in /lake/orders is not counted yet"),
+        (replace(TABLE, behind=-1, behind_bytes=-1), "how much waits in /lake/orders is not known"),
     ],
 )
 def test_what_waits_is_told_in_the_sources_own_terms(source: SourceState, text: str) -> None:
