@@ -104,9 +104,6 @@ class FilesLag:
             self._due_s = ended_s + max(_EVERY_S, (ended_s - began_s) / _SHARE)
         if found is None:
             self._due_s += _UNSURE_S
-        if found is None or self._listed is None:
-            # Which of the names have been read is in the log, which is read from its beginning for the first ones.
-            self._read_to, self._newest_ms, self._read = -1, 0, set()
         else:
             self._read &= found.keys()
         self._listed = found

@@ -260,6 +260,27 @@ def test_a_table_that_was_replaced_put_back_or_removed_is_told_with_that_word(tm
     assert told.away_since_ms, "nothing is read from it"
 
 
+def test_a_start_at_a_version_that_is_not_there_is_told(tmp_path: Path) -> None:
+    add(tmp_path / "t", range(1))
+    assert (
+        "starting names a version that is not there yet" in lag_of(tmp_path / "t").look(at(tmp_path / "t", 9), 1).said
+    )
+
+
+def test_versions_that_were_made_anew_behind_an_older_copy_are_counted_anew(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    add(table, range(1))
+    shutil.copytree(table, tmp_path / "old")
+    for number in (1, 2):
+        add(table, range(number, number + 1))
+    lag, position = lag_of(table), at(table, 1)
+    assert lag.look(position, 1).behind == 2
+    shutil.rmtree(table)
+    shutil.copytree(tmp_path / "old", table)
+    add(table, range(4), 4)
+    assert [lag.look(position, now_ms).behind for now_ms in (2, 3)] == [4, 4]
+
+
 def test_a_log_that_was_cleaned_before_the_job_had_read_it_is_told(tmp_path: Path) -> None:
     table = tmp_path / "t"
     for number in range(4):

@@ -108,6 +108,38 @@ def _ms(path: Path) -> int:
     return path.stat().st_mtime_ns // 1_000_000
 
 
+def test_what_came_and_was_read_between_two_listings_does_not_wait_at_the_next(tmp_path: Path) -> None:
+    write(tmp_path, "a", 1, 1000)
+    log, clock = SeenLog(tmp_path), FakeClock()
+    lag = FilesLag(str(tmp_path), None, log.lines, clock)
+    first = at(log.add(["a"]))
+    assert lag.look(first, 1).behind == 0
+    write(tmp_path, "b", 1, 2000)
+    second = at(log.add(["b"]))
+    clock.advance_s(5)
+    assert lag.look(second, 2).behind == 0
+    clock.advance_s(25)
+    assert lag.look(second, 3).behind == 0
+
+
+def test_names_that_are_gone_are_not_kept(tmp_path: Path) -> None:
+    """The log has all that the job has ever read."""
+    names = [f"{number}" for number in range(50)]
+    for name in names:
+        write(tmp_path, name, 1, 1000)
+    log, clock = SeenLog(tmp_path), FakeClock()
+    position = at(log.add(names))
+    for name in names[2:]:
+        (tmp_path / name).unlink()
+    lag = FilesLag(str(tmp_path), None, log.lines, clock)
+    assert lag.look(position, 1).behind == 0
+    assert lag._read == {"0", "1"}
+    (tmp_path / "0").unlink()
+    clock.advance_s(30)
+    lag.look(position, 2)
+    assert lag._read == {"1"}
+
+
 def test_a_folder_is_listed_at_most_every_half_minute_and_for_a_tenth_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

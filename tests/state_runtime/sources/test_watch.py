@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -59,6 +60,29 @@ def test_a_source_that_the_run_does_not_read_is_not_told_of() -> None:
     assert [state.name for state in watch.states] == ["a"], "what has not begun yet may be a source that tells nothing"
     watch.look([{"logOffset": 3}])
     assert watch.states == (), "all that the run reads is known, and neither of them is it"
+
+
+def test_folders_are_matched_by_their_place_and_by_nothing_if_that_is_not_certain() -> None:
+    """Their positions do not say of which folder they are."""
+    table, first, second = Told("t"), Told("n"), Told("n")
+
+    def told(folders: Sequence[SourceLag | None], offsets: Sequence[Any]) -> list[tuple[str, Any]]:
+        watch = watch_of(table)
+        watch._folders = folders
+        for lag in (table, first, second):
+            lag.asked.clear()
+        watch.look(offsets)
+        return [(name, at) for name, lag in (("t", table), ("1", first), ("2", second)) for at in lag.asked]
+
+    assert told([second, None, first], [{"n": 1}, {"t": 5}, {"n": 2}]) == [
+        ("t", {"t": 5}),
+        ("1", {"n": 2}),
+        ("2", {"n": 1}),
+    ]
+    assert told([first, second], [None, {"n": 2}]) == [("1", None), ("2", {"n": 2})], "the table is another job's"
+    assert told([first, None], []) == [("t", None), ("1", None)]
+    assert told([first, None], [{"t": 5}, {"n": 1}]) == [], "what Spark reads there is no folder"
+    assert told([first, second], [{"n": 1}]) == []
 
 
 def test_each_of_two_sources_of_one_place_has_its_own_position() -> None:
