@@ -137,8 +137,12 @@ def source_metadata(sources: Sequence[SourceState], now_ms: int) -> dict[str, Nu
         return {}
     found: dict[str, Number] = {
         "source_oldest_unread_s": dg.FloatMetadataValue(rounded(max(s.age_s(now_ms) for s in answered))),
-        "source_unread_records": dg.IntMetadataValue(sum(max(0, s.behind) for s in answered)),
     }
+    for unit in sorted({s.unit for s in answered}):
+        waiting = sum(max(0, s.behind) for s in answered if s.unit == unit)
+        found[f"source_unread_{unit}"] = dg.IntMetadataValue(waiting)
+    if any(s.unit == "files" for s in answered):
+        found["source_unread_bytes"] = dg.IntMetadataValue(sum(max(0, s.behind_bytes) for s in answered))
     left_s = min(source.left_s(now_ms) for source in answered)
     if left_s != float("inf"):
         found["source_retention_left_h"] = dg.FloatMetadataValue(rounded(left_s / 3600))

@@ -95,7 +95,7 @@ class ChecksSpec(SettingsGroup):
     flight has waited. It also warns when each of the last four checkpoints has more of them."""
     source_lag_s: float | None = Field(default=600.0, gt=0, le=366 * 86_400)
     """Limit of `source_lag`, and at least two triggers: age of the oldest record that a job has not read, as long as it
-    does not gain on it. A warning; of `sources.kafka` only."""
+    does not gain on it. A warning; of sources that can be asked: `sources.kafka`, `sources.delta`, folders."""
     retention_margin_s: float | None = Field(default=86_400.0, gt=0, le=366 * 86_400)
     """Limit of `retention_margin`: the time until a source removes the first record that a job has not read, at most
     half of what it keeps records for. Below a quarter of it the check fails, above it warns."""

@@ -18,7 +18,7 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     "state_growth": "How many times the rows of a day before the state has (`checks.state_growth`).",
     "savepoint_recent": "Whether the newest savepoint is young enough (`checks.savepoint_age_s`).",
     "backlog": "How far the watermark is behind the clock, and how long rows in flight wait (`checks.backlog_s`).",
-    "source_lag": "How old the oldest record is that the job has not read (`checks.source_lag_s`).",
+    "source_lag": "How old the oldest record or file is that the job has not read (`checks.source_lag_s`).",
     "retention_margin": "How soon a source removes what the job has not read (`checks.retention_margin_s`).",
 }
 

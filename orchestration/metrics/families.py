@@ -51,6 +51,8 @@ _GAUGES: Final[Mapping[str, str]] = {
 
 _SOURCE_GAUGES: Final[Mapping[str, str]] = {
     "stillstate_source_behind_records": "Records (offsets) that the job has not read.",
+    "stillstate_source_behind_files": "Files that the job has not read, of a source that has files.",
+    "stillstate_source_behind_bytes": "Bytes of these files.",
     "stillstate_source_oldest_unread_age_seconds": "Age of the oldest of them that was looked at; 0 if none waits.",
     "stillstate_source_away_seconds": "For how long the source has not answered; 0 if it does.",
     "stillstate_source_retention_left_seconds": "When the source removes the first record that the job has not read.",
@@ -137,8 +139,10 @@ def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
 def _of_source(source: SourceState, now_ms: int) -> dict[str, float]:
     found = {"stillstate_source_away_seconds": source.away_s(now_ms)}
     if source.behind >= 0:
-        found["stillstate_source_behind_records"] = float(source.behind)
+        found[f"stillstate_source_behind_{source.unit}"] = float(source.behind)
         found["stillstate_source_oldest_unread_age_seconds"] = source.age_s(now_ms)
+    if source.behind_bytes >= 0:
+        found["stillstate_source_behind_bytes"] = float(source.behind_bytes)
     if source.retention_left_s >= 0:
         found["stillstate_source_retention_left_seconds"] = source.retention_left_s
     return found

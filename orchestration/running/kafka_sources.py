@@ -28,6 +28,7 @@ def kafka_source(spec: JobSpec, folder: Path, position: Positions) -> KafkaLag:
     """
     from state_runtime.pipeline.graph import SourceNode
     from state_runtime.sources.kafka import KafkaSource
+    from state_runtime.sources.kafka_lag import KafkaLag
     from state_runtime.sources.watch import opened_lags
 
     plan = build_job(spec, folder).plan()
@@ -35,10 +36,11 @@ def kafka_source(spec: JobSpec, folder: Path, position: Positions) -> KafkaLag:
     given = [read for read in reads if isinstance(read, KafkaSource)]
     if plan.has_queries or len(given) < len(reads):
         opened_with_spark(spec, plan)
-        lags = opened_lags()
+        lags = [lag for lag in opened_lags() if isinstance(lag, KafkaLag)]
     else:
         lags = [source.lag() for source in given]
-    found = next((lag for lag in lags if lag.reads(position)), None)
+    offset = position.to_json()
+    found = next((lag for lag in lags if lag.reads(offset)), None)
     if found is None:
         topics = ", ".join(sorted({topic for topic, _ in position.next}))
         raise InvalidConfiguration(

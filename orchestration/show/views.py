@@ -28,7 +28,7 @@ from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
 from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.recovery.sinks import sink_trouble
-from stillstate.orchestration.recovery.sources import source_trouble
+from stillstate.orchestration.recovery.sources import source_trouble, unread_text
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
 
@@ -312,7 +312,7 @@ def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | Non
 
 def _behind(source: SourceState, now_ms: int) -> str:
     age = f", the oldest of {duration_text(source.age_s(now_ms))} ago" if source.oldest_unread_ms else ""
-    return f"{count_text(source.behind)} records of {source.name} are not read yet{age}"
+    return f"{unread_text(source)} yet{age}"
 
 
 def _why(row: JobRow) -> str:

@@ -11,8 +11,8 @@ from typing import Final
 
 from state_runtime.base.source_state import SourceState
 from state_runtime.snapshot.term_files import RunStatus
-from stillstate.orchestration.recovery.sources import loss_text, retention_level
-from stillstate.orchestration.text import count_text, duration_text, time_text
+from stillstate.orchestration.recovery.sources import loss_text, retention_level, unread_text
+from stillstate.orchestration.text import duration_text, time_text
 from stillstate.orchestration.upkeep.judged import CheckName, Judged
 
 __all__ = ["judge_lag", "judge_retention"]
@@ -38,18 +38,15 @@ def judge_lag(status: RunStatus | None, now_ms: int, limit_s: float, *, trigger_
     limit_s = max(limit_s, _TRIGGERS * trigger_s)
     oldest = max(sources, key=lambda source: source.age_s(now_ms))
     age_s = oldest.age_s(now_ms)
-    numbers = {
-        "unread_records": float(sum(max(0, source.behind) for source in sources)),
-        "oldest_unread_s": age_s,
-        "limit_s": limit_s,
-    }
+    numbers = {**_unread(sources), "oldest_unread_s": age_s, "limit_s": limit_s}
     if oldest.age_change_s is not None:
         numbers["oldest_unread_change_s"] = oldest.age_change_s
     if not age_s:
-        return Judged("source_lag", True, "all that was there has been read", numbers=numbers)
+        unknown = "; ".join(unread_text(source) for source in sources if source.behind < 0)
+        return Judged("source_lag", True, unknown or "all that was there has been read", numbers=numbers)
     # Moments and no ages: a verdict is stored when it changes, and read later.
     oldest_at = time_text(oldest.oldest_unread_ms)
-    text = f"{count_text(oldest.behind)} records of {oldest.name} are not read, the oldest of {oldest_at}"
+    text = f"{unread_text(oldest)}, the oldest of {oldest_at}"
     if age_s <= limit_s:
         return Judged("source_lag", True, text, numbers=numbers)
     if is_live and oldest.age_change_s is None:
@@ -78,11 +75,23 @@ def judge_retention(status: RunStatus | None, now_ms: int, limit_s: float) -> Ju
     wrong = [source for source in sources if levels[source.name] != "ok"]
     if not wrong:
         goes = time_text(now_ms + int(left_s * 1000))
-        text = f"the next record that is not read is removed at {goes} or later, from {nearest.name}"
+        what = "record" if nearest.unit == "records" else "version"
+        text = f"the next {what} that is not read is removed at {goes} or later, from {nearest.name}"
         return Judged("retention_margin", True, text, numbers=numbers)
     is_error = "error" in levels.values() and status is not None and status.state not in ("stopped", "finished")
     told = "; ".join(loss_text(source, now_ms) for source in wrong)
     return Judged("retention_margin", False, told, numbers=numbers, is_warning=not is_error)
+
+
+def _unread(sources: Sequence[SourceState]) -> dict[str, float]:
+    """Return how much waits: records and files apart, and only what there can be."""
+    found: dict[str, float] = {}
+    for source in sources:
+        name = f"unread_{source.unit}"
+        found[name] = found.get(name, 0.0) + max(0, source.behind)
+        if source.unit == "files":
+            found["unread_bytes"] = found.get("unread_bytes", 0.0) + max(0, source.behind_bytes)
+    return found
 
 
 def _that_answered(status: RunStatus | None) -> Sequence[SourceState] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-__all__ = ["SourceState"]
+__all__ = ["YOUNGER", "SourceState", "Unit"]
+
+Unit = Literal["records", "files"]
 
 
 @dataclass(frozen=True)
@@ -12,18 +15,22 @@ class SourceState:
     """What a source said when it was asked last. Only sources that can be asked beside the job are told of.
 
     Attributes:
-        name: what it reads: topics, separated by commas, or their pattern.
+        name: what it reads: topics, separated by commas, or their pattern; the place of a table.
         asked_at_ms: wall clock of the driver when it answered last; 0 if it never did.
         away_since_ms: since when it does not answer; 0 if it does.
-        behind: records (offsets) that the job has not read; -1 if it is not known where the job is.
+        behind: records (offsets), or files, that the job has not read; -1 if it is not known where the job is, or while
+            what waits is still being counted.
         oldest_unread_ms: the time of the oldest of those that were looked at; 0 if there are none.
-        retention_left_s: in how many seconds the source removes the first record that the job has not read; -1 if
-            nothing waits, or if it removes nothing by time.
+        retention_left_s: in how many seconds the source removes the first record that the job has not read; of a table,
+            the first version in its log. -1 if nothing waits, or if it removes nothing by time.
         said: why it does not answer.
         kept_s: for how long it keeps records, the shortest of what it reads; -1 if it removes nothing by time, or if
             that is not known.
         age_change_s: how much older the oldest unread record is than a few minutes ago, over the last quarter of an
             hour; negative: the job gains. None if the run has not looked for so long.
+        unit: what `behind` counts.
+        behind_bytes: of these files; -1 if that is not known.
+        behind_versions: of a table, those that the job has not read to their end; -1 if that is not known.
     """
 
     name: str
@@ -35,6 +42,9 @@ class SourceState:
     said: str = ""
     kept_s: float = -1.0
     age_change_s: float | None = None
+    unit: Unit = "records"
+    behind_bytes: int = -1
+    behind_versions: int = -1
 
     def age_s(self, now_ms: int) -> float:
         """Return the age of the oldest record that is known to wait; 0 if none does."""
@@ -51,3 +61,7 @@ class SourceState:
     def away_s(self, now_ms: int) -> float:
         """Return for how long it has not answered; 0 if it does."""
         return max(0.0, (now_ms - self.away_since_ms) / 1000) if self.away_since_ms else 0.0
+
+
+YOUNGER: Final[dict[str, Any]] = {"unit": "records", "behind_bytes": -1, "behind_versions": -1}
+"""Fields that a stored heartbeat does not have while they say nothing."""

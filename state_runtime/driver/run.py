@@ -73,9 +73,11 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition
 from state_runtime.snapshot.term_files import RunState
+from state_runtime.sources.files_lag import folder_lags
 from state_runtime.sources.watch import SourceWatch, opened_lags
 from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.spark.java_log import JavaWarnings, WarningBook
+from state_runtime.spark.plans import scheme_of, stream_sources
 from state_runtime.spark.probes import probe_internals
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
@@ -489,7 +491,11 @@ class JobRun:
             writer = writer.trigger(**trigger)
         query = self.query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
         begun = committer.last.source
-        self._watch.follow(lambda: query.lastProgress, "" if begun is None else begun.offsets)
+        offsets = "" if begun is None else checkpoint.numbers.by_place(begun.offsets)
+        read = [{} if of.name else of.options for of in stream_sources(source)]
+        seen_lines = partial(partial, checkpoint.seen_lines)
+        folders = folder_lags(read, partial(scheme_of, self._spark), seen_lines, self._clock)
+        self._watch.follow(lambda: query.lastProgress, offsets, folders)
         heartbeat.running()
         self._advance.moved()
         empty = self._spark.createDataFrame([], source.schema)

@@ -25,9 +25,8 @@ from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
 from state_runtime.snapshot.term_files import write_stopped
-from state_runtime.sources.kafka_offsets import Positions
+from state_runtime.sources.kafka_offsets import Positions, positions_in
 from state_runtime.sources.kafka_seek import Seek
-from state_runtime.sources.watch import positions_in
 
 __all__ = ["SetSourcePlan", "execute_set_source", "plan_set_source"]
 

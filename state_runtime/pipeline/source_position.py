@@ -208,6 +208,27 @@ class SparkCheckpoint:
                     raise _cannot_be_carried(source, offsets, name)
         return tuple(found)
 
+    def seen_lines(self, place: int, after: int, until: int) -> Iterator[str]:
+        """Yield the lines of a file source's log of the entries behind one, up to another that Spark has planned.
+
+        Args:
+            place: of the source in Spark's plan.
+
+        Raises:
+            CorruptData, StillstateError: the log is not as Spark writes it, or was removed. OSError: it cannot be read.
+        """
+        folder = self.folder / "sources" / str(place)
+        is_there = any((folder / name).exists() for name in (str(after + 1), f"{after + 1}.compact"))
+        compacts = [int(found[1]) for path in folder.iterdir() if (found := _COMPACT.match(path.name))]
+        newest = max((number for number in compacts if number <= until), default=-1)
+        if newest > after and not is_there:  # Spark removes entries some time after they were compacted
+            with (folder / f"{newest}.compact").open() as file:
+                _check_version(folder, next(file, "").rstrip("\n"))
+                yield from (line for line in map(str.rstrip, file) if line and _entry_of(line) > after)
+            after = newest
+        for entry in range(after + 1, until + 1):
+            yield from self._log_entry(self.numbers.number(place), entry)
+
     def _log_entry(self, source: int, entry: int) -> list[str]:
         folder = self._folder_of(source)
         plain = folder / str(entry)

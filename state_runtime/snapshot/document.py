@@ -58,6 +58,7 @@ def encode_document(
     format_version: int = FORMAT_VERSION,
     left_out: Sequence[tuple[str, str]] = (),
     younger: Mapping[str, Any] = NOTHING_YOUNGER,
+    younger_inside: Mapping[str, Mapping[str, Any]] = NOTHING_YOUNGER,
 ) -> bytes:
     """Return the bytes of a document: canonical JSON, so that equal values are equal bytes.
 
@@ -65,8 +66,11 @@ def encode_document(
         left_out: fields of fields that are not written while they are empty. They are younger than the format: a reader
             that does not know them passes over them. Those that it would get wrong without have a format of their own.
         younger: the same for fields of the document itself: they are not written while they have this value.
+        younger_inside: the same for the items of a field that is a sequence, by the field's name.
     """
-    values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
+    values = _without_younger(fields_of(body), younger)
+    for outer in younger_inside.keys() & values.keys():
+        values[outer] = [_without_younger(fields_of(each), younger_inside[outer]) for each in values[outer]]
     for outer, inner in left_out:
         given = values.get(outer)
         if isinstance(given, list | tuple):
@@ -81,6 +85,10 @@ def encode_document(
         "bytes": len(line),
     }
     return json.dumps(header).encode() + b"\n" + line + b"\n"
+
+
+def _without_younger(fields: Mapping[str, Any], younger: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in younger or value != younger[name]}
 
 
 def _without_empty(of: Any, name: str) -> Mapping[str, Any]:

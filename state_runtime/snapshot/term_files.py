@@ -15,7 +15,7 @@ from state_runtime.base.errors import Fenced
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.base.sink_state import SinkState
-from state_runtime.base.source_state import SourceState
+from state_runtime.base.source_state import YOUNGER, SourceState
 from state_runtime.base.steps import Step
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
@@ -202,7 +202,7 @@ def _read_term(store: Store, term: int) -> Term:
 
 def write_status(store: Store, status: RunStatus) -> None:
     """Replace the heartbeat of a term. Only the run that owns the term calls it."""
-    store.put(heartbeat_path(status.term), encode_document("heartbeat", status))
+    store.put(heartbeat_path(status.term), encode_document("heartbeat", status, younger_inside={"sources": YOUNGER}))
 
 
 def write_stopped(store: Store, term: Term, snapshot_id: int, message: str, clock: Clock) -> None:

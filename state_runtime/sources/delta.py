@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from state_runtime.base.errors import InvalidConfiguration, MissingSource
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.secrets import refuse_secrets, with_secrets
 from state_runtime.sources.delta_commits import (
     CHANGE_TYPE,
+    Metadata,
     TableFile,
     check_columns,
     check_files,
     check_readable,
     files_to_read,
 )
+from state_runtime.sources.delta_lag import DeltaLag
 from state_runtime.sources.delta_plan import end_of_batch, files_between, in_parts
 from state_runtime.sources.delta_position import DeltaPosition
-from state_runtime.sources.delta_table import OpenedTable, TableLog, library, rows_of
+from state_runtime.sources.delta_table import AWAY_S, OpenedTable, TableLog, check_same_table, library, rows_of
 from state_runtime.sources.python_source import HAS_LIMITS, check_limit, telling
+from state_runtime.sources.watch import remember_opened
 from state_runtime.spark.arrow import arrow_schema_of
 
 if TYPE_CHECKING:
@@ -136,7 +140,23 @@ class DeltaSource:
         )
         _check_partition_columns(columns_of(json.loads(config)), opened, _where(self._config))
         spark.dataSource.register(DeltaDataSource)
+        # The files of the table, which may be many, are not kept for it.
+        remember_opened(self._told_apart(), partial(self.lag, opened.version, opened.metadata))
         return spark.readStream.format(FORMAT).options(config=config).load()
+
+    def _told_apart(self) -> str:
+        """Return what it reads, and from where: a job may read a table and its changes."""
+        return f"{self!r} changes={self._config['changes']} skip_changes={self._config['skip_changes']}"
+
+    def lag(self, version: int, metadata: Metadata) -> DeltaLag:
+        """Return what asks the table's log about this source beside a job.
+
+        Args:
+            version, metadata: of the table when it was opened.
+        """
+        log = _log_of(self._config, away_s=0)
+        reads = {name: self._config[name] for name in ("changes", "skip_changes")}
+        return DeltaLag(self.uri, log, version, metadata, _where(self._config), **reads)
 
 
 def _check_partition_columns(columns: T.StructType, opened: OpenedTable, where: str) -> None:
@@ -153,11 +173,11 @@ def _where(of: Mapping[str, Any]) -> str:
     return f"source {of['uri']!r}"
 
 
-def _log_of(of: Mapping[str, Any]) -> TableLog:
+def _log_of(of: Mapping[str, Any], away_s: float = AWAY_S) -> TableLog:
     library()
     options = with_secrets(of["options"], of["options_env"], _where(of))
     secrets = [options[key] for key in of["options_env"]]
-    return TableLog(of["uri"], options, _where(of), secrets=secrets)
+    return TableLog(of["uri"], options, _where(of), secrets=secrets, away_s=away_s)
 
 
 def columns_of(of: Mapping[str, Any]) -> T.StructType:
@@ -274,25 +294,6 @@ class _Reader(DataSourceStreamReader):
             columns = arrow_schema_of(columns_of(self._of))
             for file in partition.files:
                 yield from rows_of(self._log, file, columns, self._where)
-
-
-def check_same_table(start: DeltaPosition, opened: OpenedTable, where: str) -> None:
-    """Compare the table that was read with the one that is there now.
-
-    Raises:
-        MissingSource: it is another one, or it went back to before what was read.
-    """
-    if opened.metadata.id != start.table:
-        raise MissingSource(
-            f"{where}: the table was replaced by another one since the job read it (its id was {start.table} and is "
-            f"{opened.metadata.id}): its versions count anew. The state is kept. Bring the old one back, or read the "
-            "new one under another name of the source"
-        )
-    if start.next > opened.version + 1:
-        raise MissingSource(
-            f"{where}: version {start.next} of the table is wanted next, and it has versions up to {opened.version}: "
-            "it was put back from an older copy, or starting names a version that is not there yet. The state is kept"
-        )
 
 
 if HAS_LIMITS:

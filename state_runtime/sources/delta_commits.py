@@ -24,6 +24,7 @@ __all__ = [
     "check_files",
     "check_readable",
     "files_to_read",
+    "files_waiting",
     "ordered",
     "parse_commit",
 ]
@@ -103,6 +104,11 @@ class Commit:
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     operation: str = ""
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows went, or have other values."""
+        return bool(self.removed or self.changes)
 
 
 def parse_commit(version: int, text: str) -> Commit:
@@ -184,18 +190,22 @@ def files_to_read(commit: Commit, where: str, *, changes: bool, skip_changes: bo
     Raises:
         InvalidConfiguration: the version removes or changes rows, and the source was not told what to do.
     """
-    if changes:
-        return commit.changes or [*commit.removed, *commit.added]
-    if not commit.removed and not commit.changes:
-        return commit.added
-    if skip_changes:
-        return ()
+    if changes or skip_changes or not commit.changes_rows:
+        return files_waiting(commit, changes=changes, skip_changes=skip_changes)
     raise InvalidConfiguration(
         f"{where}: version {commit.version} of the table removes or changes rows ({commit.operation or 'unnamed'}), "
         "and the source reads rows that are added. The state is kept. Give it changes=True to read the changes (the "
         "table needs delta.enableChangeDataFeed), or skip_changes=True to pass over such versions; or begin anew "
         f"behind it, with starting={commit.version + 1} under another name of the source"
     )
+
+
+def files_waiting(commit: Commit, *, changes: bool, skip_changes: bool) -> Sequence[TableFile]:
+    """Return the files of a version that wait for a stream: those of `files_to_read`, and of a version that ends the
+    run those that it adds."""
+    if changes:
+        return commit.changes or [*commit.removed, *commit.added]
+    return () if commit.changes_rows and skip_changes else commit.added
 
 
 def check_files(files: Sequence[TableFile], partition_by: Sequence[str], where: str) -> None:

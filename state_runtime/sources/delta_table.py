@@ -32,8 +32,9 @@ from state_runtime.sources.delta_commits import (
     ordered,
     parse_commit,
 )
+from state_runtime.sources.delta_position import DeltaPosition
 
-__all__ = ["AWAY_S", "OpenedTable", "TableLog", "library", "rows_of"]
+__all__ = ["AWAY_S", "OpenedTable", "TableLog", "check_same_table", "library", "rows_of"]
 
 AWAY_S: Final = 60.0
 """How long a question is repeated while the store does not answer; then the run ends, and is started again."""
@@ -225,6 +226,25 @@ class TableLog:
         # Cut last: a part of a secret would not be found.
         text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
         return redacted(text, self._secrets)[:500]
+
+
+def check_same_table(start: DeltaPosition, opened: OpenedTable, where: str) -> None:
+    """Compare the table that was read with the one that is there now.
+
+    Raises:
+        MissingSource: it is another one, or it went back to before what was read.
+    """
+    if opened.metadata.id != start.table:
+        raise MissingSource(
+            f"{where}: the table was replaced by another one since the job read it (its id was {start.table} and is "
+            f"{opened.metadata.id}): its versions count anew. The state is kept. Bring the old one back, or read the "
+            "new one under another name of the source"
+        )
+    if start.next > opened.version + 1:
+        raise MissingSource(
+            f"{where}: version {start.next} of the table is wanted next, and it has versions up to {opened.version}: "
+            "it was put back from an older copy, or starting names a version that is not there yet. The state is kept"
+        )
 
 
 def rows_of(log: TableLog, file: TableFile, columns: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:

@@ -41,9 +41,12 @@ class KafkaLag:
         self._trend = AgeTrend()
         self._consumer: Any = None
 
-    def reads(self, position: Positions) -> bool:
+    def reads(self, offset: Any) -> bool:
         """Return whether a position is one of this source."""
-        names = {topic for topic, _ in position.next}
+        try:
+            names = {topic for topic, _ in Positions.from_json(offset).next}
+        except StillstateError:
+            return False
         return all(map(self._topics, names)) if callable(self._topics) else names == set(self._topics)
 
     def seek(self, old: Positions, to: To) -> Seek:
@@ -53,12 +56,13 @@ class KafkaLag:
     def _names(self) -> Sequence[str]:
         return self._cluster.topics_like(self._topics) if callable(self._topics) else self._topics
 
-    def look(self, position: Positions | None, now_ms: int) -> SourceState:
+    def look(self, offset: Any | None, now_ms: int) -> SourceState:
         """Ask once, and return what is known now.
 
         Args:
-            position: up to where the job has read; None: it has not begun.
+            offset: up to where the job has read, one that it `reads`; None: it has not begun.
         """
+        position = None if offset is None else Positions.from_json(offset)
         try:
             newest = self._cluster.newest(self._names())
             found = replace(self.state, asked_at_ms=now_ms, away_since_ms=0, said="", behind=-1)

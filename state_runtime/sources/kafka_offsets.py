@@ -10,7 +10,8 @@ Positions of Spark's own Kafka source, `{"orders": {"0": 17, "1": 4}}`, are read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "check_same_topics",
     "go_on",
     "limited",
+    "positions_in",
     "ranges",
     "told_lost",
 ]
@@ -94,6 +96,17 @@ def _not_a_position(document: Any) -> CorruptData:
         f"what the snapshot holds as the source's position is none of Kafka's: {str(document)[:200]}. If the job read "
         "something else until now, give the source another name, .read(…, name=…): it begins anew then"
     )
+
+
+def positions_in(lines: Iterable[str]) -> list[Positions]:
+    """Return the positions in topics among lines of Spark's file of offsets."""
+    found: list[Positions] = []
+    for line in lines:
+        try:
+            found.append(Positions.from_json(json.loads(line)))
+        except (CorruptData, ValueError, RecursionError):
+            continue
+    return found
 
 
 @dataclass(frozen=True)

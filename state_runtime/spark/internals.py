@@ -40,7 +40,7 @@ class Internal(Enum):
     QUERY_PLANS = "plain queries are refused; pipelines that are written in steps go on"
     REBOUND_PLANS = "epochs take longer: each is planned from the start"
     SOURCE_OPTIONS = "cleanSource and path patterns are not noticed: leave cleanSource off beside a checkpoint interval"
-    PATH_PATTERNS = "a source path that no file fits is not warned of"
+    PATH_PATTERNS = "a source path that no file fits is not warned of, and of a folder it is not told how much waits"
     JAVA_EXCEPTIONS = "causes of Spark's errors are read from their text"
     JAVA_LOG = "warnings of Spark's Java are not collected"
     JAVA_START = "Spark's Java starts when the session is built, not beside the driver's own start"

@@ -30,6 +30,7 @@ __all__ = [
     "kinds_above",
     "plan_of",
     "plan_printed",
+    "scheme_of",
     "stream_sources",
 ]
 
@@ -220,6 +221,20 @@ def fits_pattern(spark: SparkSession, pattern: str) -> tuple[bool, bool] | None:
     try:
         return given(Internal.PATH_PATTERNS, inner, lambda: None)
     except Py4JJavaError:  # the file system does not answer, or the pattern is malformed
+        return None
+
+
+def scheme_of(spark: SparkSession, path: str) -> str | None:
+    """Return the scheme of the file system that Spark takes a path for, which may have none itself; None: unknown."""
+
+    def inner() -> str:
+        found = classes(spark).org.apache.hadoop.fs.Path(path)
+        files = found.getFileSystem(java_session(spark).sessionState().newHadoopConf())
+        return str(files.getUri().getScheme())
+
+    try:
+        return given(Internal.PATH_PATTERNS, inner, lambda: None)
+    except Py4JJavaError:  # the file system does not answer
         return None
 
 

@@ -72,6 +72,23 @@ def test_a_job_that_nobody_runs_falls_behind_whatever_its_last_run_saw() -> None
     }  # fmt: skip
 
 
+def test_files_are_not_counted_with_records() -> None:
+    table = waiting(86_400.0, name="/lake/orders", behind=12, unit="files", behind_bytes=3_565_158)
+    found = lag(waiting(10.0), table)
+    assert not found.passed
+    assert found.text.startswith("12 files (3.4 MiB) of /lake/orders are not read, the oldest of ")
+    assert found.numbers == {
+        "unread_records": 12_345.0, "unread_files": 12.0, "unread_bytes": 3_565_158.0, "oldest_unread_s": 86_400.0,
+        "limit_s": 600.0, "oldest_unread_change_s": 60.0
+    }  # fmt: skip
+    assert not {"unread_records", "unread_versions"} & lag(table).numbers.keys()
+    counting = replace(table, behind=-1, behind_bytes=-1)
+    assert "how much waits in /lake/orders is not known, the oldest of" in lag(counting).text
+    left = replace(table, retention_left_s=5 * HOUR_S)
+    assert "delta.logRetentionDuration" in judge_retention(status(left), NOW_MS, DAY_S).text
+    assert "the next version that is not read is removed at" in judge_retention(status(table), NOW_MS, DAY_S).text
+
+
 def test_a_job_that_reads_once_an_hour_may_be_two_hours_behind() -> None:
     assert lag(waiting(7199.0), trigger_s=HOUR_S).passed
     assert not lag(waiting(7201.0), trigger_s=HOUR_S).passed
@@ -152,6 +169,14 @@ def test_a_job_that_can_be_asked_has_plots_and_another_has_none() -> None:
     assert isinstance(found["source_oldest_unread_s"], dg.FloatMetadataValue)
     kept = [replace(READ, kept_s=-1.0)]
     assert source_metadata(kept, NOW_MS).keys() == {"source_oldest_unread_s", "source_unread_records"}
+    table = waiting(90.0, left_s=30 * HOUR_S, name="lake", behind=12, unit="files", behind_bytes=7)
+    of_table = {name: value.value for name, value in source_metadata([table], NOW_MS).items()}
+    assert of_table == {
+        "source_oldest_unread_s": 90.0, "source_unread_files": 12, "source_unread_bytes": 7,
+        "source_retention_left_h": 30.0
+    }  # fmt: skip
+    both = source_metadata([READ, table], NOW_MS)
+    assert (both["source_unread_records"].value, both["source_unread_files"].value) == (0, 12)
     assert source_metadata([replace(READ, asked_at_ms=0)], NOW_MS) == source_metadata([], NOW_MS) == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from state_runtime import JobContext, JobSettings, ParquetSink, StreamingJob, aggregates, sources
 from state_runtime.base.errors import InvalidConfiguration, MissingSource
+from state_runtime.base.source_state import SourceState
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -85,6 +87,35 @@ def test_a_rollback_reads_again_what_came_after_the_snapshot_and_a_copy_goes_on_
     run(spark, job_on(elsewhere))
     assert counted(elsewhere) == dict.fromkeys(range(7), 21)
     assert sorted(row["id"] for row in rows_of(elsewhere / "orders")) == list(range(70, 147))
+
+
+def test_a_run_tells_which_files_of_its_table_wait_and_of_no_other_jobs_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its first batch takes four of 21 files, and the next one comes in an hour."""
+    for ids in (range(7), range(7, 14), range(14, 21)):
+        add(tmp_path / "table", ids)
+    write_deltalake(str(tmp_path / "other"), pa.table({"id": [1]}))
+    sources.delta(str(tmp_path / "other")).load(spark)
+    sizes = [size for _, size in sorted(files_of(tmp_path / "table"))]
+    running = job_on(tmp_path).start(spark, trigger={"processingTime": "1 hour"})
+    catalog = Catalog(open_store(str(tmp_path / "store")), "shops")
+    while not any(source.behind_bytes == sum(sizes[4:]) for source in told(catalog)):
+        assert not running.awaitTermination(0.2)
+    running.stop()
+    (state,) = told(catalog)
+    assert (state.name, state.unit, state.behind, state.behind_versions) == (str(tmp_path / "table"), "files", 17, 1)
+    assert state.away_since_ms == 0
+
+
+def told(catalog: Catalog) -> Sequence[SourceState]:
+    status = catalog.status() if catalog.root.exists("job.json") else None
+    return () if status is None else status.sources
+
+
+def files_of(table: Path) -> list[tuple[tuple[int, str], int]]:
+    rows = pa.table(DeltaTable(str(table)).get_add_actions()).to_pylist()
+    return [((row["modification_time"], row["path"]), row["size_bytes"]) for row in rows]
 
 
 def test_a_version_that_changes_rows_ends_the_run_and_the_state_goes_on_with_another_word(

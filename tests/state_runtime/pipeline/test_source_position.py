@@ -395,6 +395,25 @@ def test_old_names_are_copied_into_a_fresh_directory_without_a_look(
         laid_out(tmp_path / "other", texts, 23)
 
 
+@given(st.integers(1, 25), st.sampled_from([1, 3, 10]), st.data())
+@examples(40)
+def test_lines_of_some_entries_are_read_whatever_spark_has_compacted_and_removed(
+    tmp_path_factory: pytest.TempPathFactory, entries: int, interval: int, draw: st.DataObject
+) -> None:
+    """Spark removes an entry some time after it is in a compacted file."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    spark = FakeSpark(folder, interval)
+    lines = [spark.entry(entry, [f"a{entry}", f"b{entry}"]) for entry in range(entries)]
+    compacted = max((int(path.stem) for path in spark.log.glob("*.compact")), default=-1)
+    for entry in range(draw.draw(st.integers(0, max(compacted, 0)), label="removed before")):
+        for name in (f"{entry}", f"{entry}.compact"):
+            (spark.log / name).unlink(missing_ok=True)
+    after = draw.draw(st.integers(-1, entries - 1), label="after")
+    until = draw.draw(st.integers(max(after, compacted), entries - 1), label="until")
+    expected = [line for of in lines[after + 1 : until + 1] for line in of]
+    assert list(SparkCheckpoint(folder, interval).seen_lines(0, after, until)) == expected
+
+
 @pytest.mark.parametrize("interval", [1, 3, 7, 10, 30])
 @pytest.mark.parametrize("entries", [1, 6, 9, 30, 31])
 def test_a_primed_log_is_compacted_where_spark_looks_for_it(tmp_path: Path, interval: int, entries: int) -> None:

@@ -18,6 +18,7 @@ from state_runtime.sources.kafka_offsets import (
     check_same_topics,
     go_on,
     limited,
+    positions_in,
     ranges,
 )
 
@@ -112,3 +113,9 @@ def test_lost_records_are_counted_and_named_with_what_is_wanted_and_what_there_i
         check_not_gone(parts, earliest)
     assert behind_lost(parts, earliest) == [Range("a", 0, 10, 20), Range("a", 1, 0, 4)]
     check_not_gone([parts[1]], earliest)
+
+
+def test_positions_are_found_among_those_of_other_sources() -> None:
+    position = Positions({("a", 0): 4}, {"a": "id"})
+    as_text = json.dumps(position.to_json())
+    assert positions_in(['{"logOffset": 3}', "-", "17", "nonsense", "v1", "", as_text]) == [position]
