@@ -425,8 +425,9 @@ def foreach_epoch(function: Callable[..., None], *, empty_epochs: bool = False) 
     The epoch alone is not enough. A root that was created again counts from 1 again, and a fork counts on from the
     epoch of its source: a table that knows only the epoch takes their rows for a repetition and drops them. Two cases
     `info.writer` does not tell apart: after `rollback` the input is read again under higher epochs, so its rows come
-    once more (`info.left_epochs` says under which they came before); and a root that was put back from an older copy of itself has its id and uses epochs again, so set
-    another `txnAppId` yourself then (`DeltaSink` asks the table, and goes on above).
+    once more (`info.left_epochs` says under which they came before); and a root that was put back from an older copy of
+    itself has its id and uses epochs again, so set another `txnAppId` yourself then (`DeltaSink` asks the table, and
+    goes on above).
 
     Behind an aggregate in complete mode an epoch's output is the whole table, in the query's order, to be put in the
     place of the one before. The function is called for each epoch that computes the table, also if it has no rows, and

@@ -435,7 +435,7 @@ GUARDS: tuple[Guard, ...] = (
         "state_runtime/sources/watch.py",
         "            except Exception:\n",
         "            except StillstateError:\n",
-        f"{_SOURCE}test_kafka_lag.py::test_an_error_in_the_numbers_ends_nothing",
+        f"{_SOURCE}test_watch.py::test_an_error_in_the_numbers_ends_nothing",
     ),
     Guard(
         "a-handle-ends-with-python",
