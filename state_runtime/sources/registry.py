@@ -77,10 +77,10 @@ def from_registry(
 
         job.read(sources.kafka("orders", bootstrap_servers=BROKERS)).transform(orders)
     """
-    if format not in ("avro", "json") or on_error not in ("fail", "null"):
-        raise InvalidConfiguration(
-            f'from_registry: format must be "avro" or "json" and on_error "fail" or "null" (got {format!r}, {on_error!r})'
-        )
+    if format not in ("avro", "json"):
+        raise InvalidConfiguration(f'from_registry: format must be "avro" or "json" (got {format!r})')
+    if on_error not in ("fail", "null"):
+        raise InvalidConfiguration(f'from_registry: on_error must be "fail" or "null" (got {on_error!r})')
     given = F.col(column) if isinstance(column, str) else column
     if format == "json":
         named = {"url": url, "subject": subject, "user_env": user_env, "password_env": password_env}

@@ -146,7 +146,7 @@ def test_json_that_is_none_ends_the_epoch_and_is_not_shown(spark: SparkSession, 
         ({"schema": 5}, "schema must be Avro's"),
         ({"schema": "id INT"}, "no Avro schema"),
         ({"schema": OLD, "format": "protobuf"}, "format must be"),
-        ({"schema": OLD, "on_error": "skip"}, "on_error"),
+        ({"schema": OLD, "on_error": "skip"}, "on_error must be"),
         ({"subject": "unknown"}, "the subject unknown is not known"),
         ({"schema": "id INT", "format": "json"}, "JSON needs no registry; leave url out"),
         ({"url": None, "format": "json"}, "names no column"),
@@ -179,7 +179,8 @@ def job_of_page(root: Path, url: str) -> StreamingJob:
     exec(compile(code.replace(IN_KAFKA, IN_FILES), "avro.md", "exec"), names)
     settings = JobSettings(parallelism=2, local_dir=str(root / "local"))
     options: dict[str, Any] = {"registry": url, "records": records}
-    return names["build"](JobContext("avro", str(root / "store"), options, settings=settings))  # type: ignore[no-any-return]
+    job: StreamingJob = names["build"](JobContext("avro", str(root / "store"), options, settings=settings))
+    return job
 
 
 def write(root: Path, number: int, given: list[bytes]) -> None:

@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Literal
@@ -37,7 +37,7 @@ def writers(*schemas: Schema) -> Callable[[int], str]:
 
 
 def decoded(
-    reader: Schema, values: list[bytes | None], *schemas: Schema, on_error: Literal["fail", "null"] = "fail"
+    reader: Schema, values: Sequence[bytes | None], *schemas: Schema, on_error: Literal["fail", "null"] = "fail"
 ) -> Any:
     found = Decoder(reader, writers(*schemas), on_error, "here")(pa.array(values, pa.binary()))
     found.validate(full=True)
@@ -123,7 +123,7 @@ def records(draw: Any, name: str, depth: int = 2) -> tuple[Schema, st.SearchStra
 
 @st.composite
 def readers(draw: Any, writer: Schema) -> tuple[Schema, dict[str, Any]]:
-    """A later form of a schema: fields left out, renamed, widened, made nullable, added; and what the added ones have."""
+    """A later form of a schema: fields left out, renamed, widened, made nullable, added; and what is added has."""
     reader = copy.deepcopy(writer)
     kept = draw(st.lists(st.sampled_from(reader["fields"]), min_size=1, unique_by=lambda each: each["name"]))
     for field in kept:
@@ -176,9 +176,9 @@ def test_records_of_two_writers_are_read_as_fastavro_reads_them_by_the_readers_s
     reader, added = data.draw(readers(old))
     given_values = data.draw(st.lists(values, min_size=1, max_size=4))
     payloads: list[bytes | None] = [framed(1, old, value) for value in given_values]
-    raw = []
+    raw: list[dict[str, Any]] = []
     for payload in payloads:
-        read = fastavro.schemaless_reader(io.BytesIO(payload[5:]), old, reader)  # type: ignore[index]
+        read: Any = fastavro.schemaless_reader(io.BytesIO(payload[5:]), old, reader)  # type: ignore[index]
         raw.append({**read, **added})
     wanted = [as_column(each) for each in raw]
     found = decoded(reader, [*payloads, None, *payloads], old)
