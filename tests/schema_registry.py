@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import ssl
 import struct
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -30,6 +32,9 @@ def framed(schema_id: int, schema: Mapping[str, Any], value: Any) -> bytes:
 class SchemaRegistry:
     """The server; its schemas and what it refuses may be changed while it runs.
 
+    Args:
+        certificate: a file with key and certificate; it speaks TLS then.
+
     Attributes:
         answers: what `GET` returns, by path: status and JSON.
         failures: statuses that come first, whatever is asked.
@@ -38,7 +43,8 @@ class SchemaRegistry:
         asked: requests by path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
+        self._certificate = certificate
         self.answers: dict[str, tuple[int, Any]] = {}
         self.failures: list[int] = []
         self.login: tuple[str, str] | None = None
@@ -88,9 +94,14 @@ class SchemaRegistry:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if self._certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self._certificate)
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "http" if self._certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tenacity import wait_none
 
+from examples.servers.kafka import certificate
 from state_runtime.base.errors import InvalidConfiguration, StoreRefused, StoreUnavailable
 from state_runtime.sources.registry_client import (
     ATTEMPTS_MAX,
@@ -111,6 +113,22 @@ def test_a_redirect_is_not_followed(server: SchemaRegistry, monkeypatch: pytest.
         with pytest.raises(InvalidConfiguration, match="correct the URL"):
             client(server.url, headers_env=(("Authorization", "TOKEN"),)).by_id(7)
         assert not other.asked
+
+
+def test_a_certificate_counts_if_an_authority_signed_it_that_the_machine_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not know the registry sends it nothing."""
+    authority = certificate("registry", tmp_path)
+    both = tmp_path / "both"
+    both.write_text((tmp_path / "registry.key").read_text() + authority.read_text())
+    with SchemaRegistry(both) as server:
+        server.add(7, SCHEMA)
+        with pytest.raises(StoreRefused, match="SSL_CERT_FILE"):
+            client(server.url).by_id(7)
+        assert not server.asked
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert client(server.url).by_id(7) == SCHEMA
 
 
 @pytest.mark.parametrize(
