@@ -142,8 +142,8 @@ class Checkpointer:
         """Publish the output that the newest snapshot names, unless it is published; idempotent. A run calls this first
         after fencing.
 
-        Before it, output that fenced runs staged and never committed is removed: no manifest can name it any more. And
-        output of epochs that the job went back behind, where a sink takes it out of its place.
+        Before it, output that fenced runs staged and never committed is removed: no manifest can name it any more.
+        Behind it, output of epochs that the job went back behind is, where a sink takes it out of its place.
 
         Raises:
             InvalidConfiguration, InvalidPipeline: see driver/left_output.py.
@@ -169,8 +169,6 @@ class Checkpointer:
         for name, spec in context.sinks.items():
             named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
             spec.remove_abandoned(term.term, named, since_terms[name])
-        # Behind the removal: a run that wakes up now finds nothing to publish.
-        withdraw_left_output(context, last.left_epochs, Actor(context.clock, context.ids))
         if not is_published(context.root, last.outputs):
             done = publish_all(
                 last.outputs,
@@ -181,6 +179,9 @@ class Checkpointer:
             for left in done.left.values():
                 raise left.error
             record_published(context.root, last.outputs)
+        # Behind the removal: a run that wakes up now finds nothing to publish. And behind the output that waited: a
+        # table that knows a newer epoch would pass over it.
+        withdraw_left_output(context, last.left_epochs, Actor(context.clock, context.ids))
         self._published = None
         if self._state.files is None:
             self.materializer.look(last)

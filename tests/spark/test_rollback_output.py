@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime import DeltaSink, EpochInfo, ParquetSink, foreach_epoch
-from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration, StoreUnavailable
 from state_runtime.pipeline.commit_log import COMMITS_DIR
 from state_runtime.pipeline.sinks import OnRollback, Sink
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.store import open_store
 
 from .jobs import assert_delta_equals_batch, assert_equals_batch, two_step_job, write_input
@@ -102,6 +104,55 @@ def test_a_function_is_told_which_epochs_the_job_went_back_behind(spark: SparkSe
     before, behind = [t for t in told if t.epoch <= last.epoch], [t for t in told if t.epoch > last.epoch]
     assert {t.left_epochs for t in before} == {()}
     assert {t.left_epochs for t in behind} == {((first.epoch + 1, last.epoch),)}
+
+
+def test_output_that_waited_for_a_sink_comes_also_if_later_output_goes(spark: SparkSession, tmp_path: Path) -> None:
+    """A table that knows the last epoch that was left would pass over an older one."""
+    away: list[str] = []
+
+    class Away(DeltaSink):
+        def publish(self, spec: SinkSpec, output: StagedOutput, spark: object) -> None:
+            if output.epoch >= 3 and away:
+                raise StoreUnavailable("the table does not answer")
+            super().publish(spec, output, spark)
+
+    def run(**how: Any) -> None:
+        steps, buckets = (str(tmp_path / f"out-{name}") for name in ("steps", "buckets"))
+        sinks = (
+            Away(steps, on_rollback="replace"),
+            DeltaSink(buckets, merge_on=["bucket", "even"], on_rollback="replace"),
+        )
+        two_step_job(tmp_path, sinks=sinks).run(spark, trigger={"availableNow": True}, **how)
+
+    write_input(tmp_path / "in", 0, 4)
+    away.append("steps")
+    with suppress(StoreUnavailable):
+        run()
+    away.clear()
+    second = next(m for m in snapshots(tmp_path) if m.source is not None and m.source.batch_id == 1)
+    waiting = [output.epoch for output in snapshots(tmp_path)[-1].outputs if output.sink == "steps"]
+    assert waiting[:1] == [second.epoch]
+    run(from_snapshot=second.snapshot_id)
+    assert_delta_equals_batch(spark, tmp_path)
+
+
+def test_a_backup_from_before_is_refused_where_a_sink_takes_output_out(spark: SparkSession, tmp_path: Path) -> None:
+    """What it counts on may be gone: nothing of the folder says that the job went back since."""
+
+    def run(on_rollback: OnRollback, **how: Any) -> None:
+        two_step_job(tmp_path, sinks=parquet(tmp_path, on_rollback)).run(spark, trigger={"availableNow": True}, **how)
+
+    write_input(tmp_path / "in", 0, 2)
+    run("replace")
+    shutil.copytree(tmp_path / "store", tmp_path / "backup")
+    write_input(tmp_path / "in", 2, 1)
+    run("replace")
+    shutil.rmtree(tmp_path / "store")
+    shutil.copytree(tmp_path / "backup", tmp_path / "store")
+    with pytest.raises(InvalidConfiguration, match="an older backup was put in place"):
+        run("replace")
+    run("continue", takeover=True)
+    assert snapshots(tmp_path)[-1].epoch > 3
 
 
 def test_no_fenced_run_has_staged_files_when_output_is_taken_out(spark: SparkSession, tmp_path: Path) -> None:
