@@ -18,8 +18,8 @@ def newest_published(context: DriverContext, last: Manifest) -> int:
 
     Output is published after its manifest, so it is above the newest snapshot's epoch only if newer snapshots are lost:
     the job's root was restored from an older backup. The job continues with epochs above all published ones, and logs
-    the consequences for readers of the output. No output is withdrawn: readers may have read it. A sink that takes output
-    out when the job goes back may have taken out what this backup counts on, so the start is refused.
+    the consequences for readers of the output. No output is withdrawn: readers may have read it. A sink that takes
+    output out when the job goes back may have taken out what this backup counts on, so the start is refused.
 
     Raises:
         InvalidConfiguration: such a sink has output that the newest snapshot does not know of.
@@ -33,8 +33,8 @@ def newest_published(context: DriverContext, last: Manifest) -> int:
         if published > newest and sink.on_rollback == "replace":
             raise InvalidConfiguration(
                 f"sink {name!r} of job {context.job_name!r} holds output up to epoch {published}, but the newest "
-                f"snapshot in {context.root.url} ends with epoch {newest}: an older backup was put in place. If the job "
-                "went back since that backup was made, output that it counts on was taken out of the sink's place. "
+                f"snapshot in {context.root.url} ends with epoch {newest}: an older backup was put in place. If the "
+                "job went back since that backup was made, output that it counts on was taken out of the sink's place. "
                 'Compare the two, and start once with on_rollback="continue": output of the epochs above stays, and '
                 "the rows of their input come once more"
             )
